@@ -1,0 +1,160 @@
+# shellcheck shell=bash
+# SPDX-License-Identifier: GPL-2.0-or-later
+#
+# Shared by the bash scripts of this repository: messages, packages of the
+# distribution, the private Python environment, source packages, ccache.
+# Sourced, never run.  Leaves to others: what is built from all that.
+
+# Exit codes the scripts agree on: 1 failed, 2 wrong usage, 3 the machine
+# lacks something (package, right, kernel feature).
+EXIT_USAGE=2
+EXIT_LACKING=3
+export EXIT_USAGE EXIT_LACKING
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# Everything worth keeping between checkouts.  Deleting it costs time only.
+cache=${QEMU_KSM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/qemu-ksm}
+export top cache
+
+say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
+die() { say "$*"; exit 1; }
+lacking() { say "$*"; exit "$EXIT_LACKING"; }
+usage_error() { say "$*"; say "try '${0##*/} --help'"; exit "$EXIT_USAGE"; }
+
+# have_pkg NAME: is the Debian package installed?
+have_pkg() {
+    dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed
+}
+
+# need_apt PACKAGE...: installs what is missing when root; otherwise prints
+# the one command that would, and exits 3.
+need_apt() {
+    local pkg missing=()
+    for pkg; do
+        have_pkg "$pkg" || missing+=("$pkg")
+    done
+    [ ${#missing[@]} -eq 0 ] && return 0
+    if [ "$(id -u)" -ne 0 ]; then
+        lacking "packages are missing; run: sudo apt-get install -y --no-install-recommends ${missing[*]}"
+    fi
+    say "installing ${missing[*]}"
+    mkdir -p "$cache"
+    (
+        # two of our scripts may run at once; apt does not wait by itself
+        flock 9
+        export DEBIAN_FRONTEND=noninteractive
+        local opts=(-q -y --no-install-recommends -o DPkg::Lock::Timeout=600
+                    -o Acquire::Retries=3)
+        # a new machine has no lists, an old one stale lists
+        apt-get "${opts[@]}" install "${missing[@]}" ||
+            { apt-get -q -o Acquire::Retries=3 update || true
+              apt-get "${opts[@]}" install "${missing[@]}"; }
+    ) 9>"$cache/apt.lock" >"$cache/apt.log" 2>&1 </dev/null || {
+        tail -n 20 "$cache/apt.log" >&2
+        die "apt-get could not install: ${missing[*]} (whole log: $cache/apt.log)"
+    }
+}
+
+# need_venv: puts a private Python environment with scripts/lib/requirements.txt
+# first in PATH; made once per content of that file.
+need_venv() {
+    local req=$top/scripts/lib/requirements.txt key dir
+    need_apt python3 python3-venv
+    key=$(sha256sum "$req" | cut -c1-12)
+    dir=$cache/venv-$key
+    mkdir -p "$cache"
+    if [ ! -e "$dir/.complete" ]; then
+        (
+            flock 9
+            [ -e "$dir/.complete" ] && exit 0
+            say "making a Python environment (once) in $dir"
+            rm -rf "$dir"
+            /usr/bin/python3 -m venv "$dir" &&
+                "$dir/bin/pip" install -q --disable-pip-version-check \
+                    --retries 5 -r "$req" &&
+                touch "$dir/.complete"
+        ) 9>"$cache/venv.lock" >&2 </dev/null ||
+            die "could not make the Python environment from $req"
+    fi
+    VIRTUAL_ENV=$dir
+    PATH=$dir/bin:$PATH
+    export VIRTUAL_ENV PATH
+    unset PYTHONHOME
+    hash -r
+}
+
+# private_apt RELEASE...: a private apt configuration in $cache/apt that knows
+# the given Debian releases (binary and source), with the mirror taken from
+# this machine's own sources and nothing of the machine changed.  Sets
+# PRIVATE_APT, the options for apt-get.
+private_apt() {
+    local dir=$cache/apt mirror release key
+    need_apt dpkg-dev ca-certificates debian-archive-keyring
+    mirror=$(apt-get indextargets --format '$(SITE) $(ORIGIN) $(LABEL)' 2>/dev/null |
+             awk '$2 == "Debian" && $3 == "Debian" { print $1; exit }')
+    if [ -z "$mirror" ]; then
+        # no lists yet: read the sources themselves, deb822 and one-line
+        mirror=$(sed -n -e 's/^URIs:[[:space:]]*\([^[:space:]]*\).*/\1/p' \
+                     -e 's/^deb[[:space:]]\(\[[^]]*\][[:space:]]*\)\{0,1\}\([^[:space:]]*\).*/\2/p' \
+                     /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
+                 grep -E '/debian/?$' | head -n 1)
+    fi
+    [ -n "$mirror" ] || die "no Debian mirror in this machine's apt sources"
+    mkdir -p "$dir/lists/partial" "$dir/archives/partial" "$dir/etc"
+    : >"$dir/etc/sources.list.new"
+    key=/usr/share/keyrings/debian-archive-keyring.gpg
+    for release; do
+        printf 'deb [signed-by=%s] %s %s main\ndeb-src [signed-by=%s] %s %s main\n' \
+            "$key" "$mirror" "$release" "$key" "$mirror" "$release" \
+            >>"$dir/etc/sources.list.new"
+    done
+    PRIVATE_APT=(-q -o "Dir::Etc::sourcelist=$dir/etc/sources.list"
+                 -o Dir::Etc::sourceparts=- -o Dir::Etc::preferencesparts=-
+                 -o "Dir::State::lists=$dir/lists"
+                 -o "Dir::Cache::archives=$dir/archives"
+                 -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache="
+                 -o Acquire::Retries=3 -o Acquire::Languages=none
+                 -o APT::Sandbox::User=)
+    if ! cmp -s "$dir/etc/sources.list.new" "$dir/etc/sources.list" ||
+       [ -z "$(find "$dir/.updated" -mtime -2 2>/dev/null)" ]; then
+        mv "$dir/etc/sources.list.new" "$dir/etc/sources.list"
+        apt-get "${PRIVATE_APT[@]}" update >"$dir/update.log" 2>&1 </dev/null ||
+            { cat "$dir/update.log" >&2; die "apt-get update of the private configuration failed"; }
+        touch "$dir/.updated"
+    fi
+}
+
+# all the releases our sources and guests come from, so that every user of
+# private_apt shares one set of lists
+PRIVATE_RELEASES=(bookworm trixie)
+
+# fetch_source PACKAGE RELEASE: downloads a Debian source package into
+# $cache/sources and prints the directory that holds its .dsc and tarballs.
+# Fetched once; the progress goes to stderr.
+fetch_source() {
+    local package=$1 release=$2 dir=$cache/sources/$1-$2
+    mkdir -p "$dir"
+    (
+        flock 9
+        [ -e "$dir/.complete" ] && exit 0
+        private_apt "${PRIVATE_RELEASES[@]}"
+        say "fetching the source of $package ($release)"
+        cd "$dir"
+        # --only-source and the release: the newest version of that release
+        apt-get "${PRIVATE_APT[@]}" source --download-only --only-source \
+            "$package/$release" >fetch.log 2>&1 </dev/null ||
+            { cat fetch.log >&2; exit 1; }
+        touch .complete
+    ) 9>"$cache/sources.lock" || die "could not fetch the source of $package from $release"
+    printf '%s\n' "$dir"
+}
+
+# use_ccache: compilers go through ccache, shared by all checkouts.
+use_ccache() {
+    need_apt ccache
+    export CCACHE_DIR=$cache/ccache CCACHE_BASEDIR=$top CCACHE_NOHASHDIR=1
+    export CCACHE_MAXSIZE=${CCACHE_MAXSIZE:-3G} CCACHE_COMPILERCHECK=content
+    export CCACHE_SLOPPINESS=time_macros,include_file_ctime,include_file_mtime
+    PATH=/usr/lib/ccache:$PATH
+    export PATH
+}

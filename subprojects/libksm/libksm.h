@@ -1,0 +1,251 @@
+/*
+ * libksm: merging of equal memory inside one process
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The engine finds equal pages in the regions it is given and replaces them
+ * by copy-on-write mappings of a pool, as the kernel's KSM does from outside,
+ * but knowing what was written (the dirty source of a region) and in runs
+ * rather than pages.  It has no thread of its own: ksm_step() does a bounded
+ * amount of work and says when to be called next.
+ *
+ * Units: addresses and lengths in bytes, multiples of the page size; times
+ * in ns; "pages" are base pages (4096 bytes).
+ *
+ * Threads: an engine has one lock.  ksm_step() must be called by one thread
+ * at a time; every other function may be called by any thread at any time,
+ * and waits at most for one chunk (2 MiB) to be finished by ksm_step().
+ * Region ops are called by the thread in ksm_step() with the lock held: they
+ * must not call back into the engine, nor wait for a thread that does.
+ *
+ * Who else holds the page?  See "busy" in KsmRegionOps: memory that something
+ * writes past the page tables without pinning it (direct I/O on NFS, 9p,
+ * ceph, FUSE) must not be given to an engine without that op.
+ */
+#ifndef LIBKSM_H
+#define LIBKSM_H
+
+#include <glib.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+G_BEGIN_DECLS
+
+#define KSM_PAGE_SIZE 4096u
+#define KSM_CHUNK_SIZE (2u << 20)
+
+typedef struct KsmEngine KsmEngine;
+typedef struct KsmRegion KsmRegion;
+
+#define KSM_ERROR ksm_error_quark()
+GQuark ksm_error_quark(void);
+
+typedef enum KsmError {
+    KSM_ERROR_INVALID,      /* an argument is wrong; the text says which */
+    KSM_ERROR_UNSUPPORTED,  /* the kernel lacks something; names it */
+    KSM_ERROR_PERMISSION,   /* a right is missing; names it and the remedy */
+    KSM_ERROR_RESOURCES,    /* out of memory, file descriptors or VMAs */
+} KsmError;
+
+typedef enum KsmScope {
+    KSM_SCOPE_ZERO,         /* zero pages only, given back to the kernel */
+    KSM_SCOPE_VM,           /* all equal pages of the engine's regions */
+} KsmScope;
+
+typedef enum KsmDirtySource {
+    KSM_DIRTY_AUTO,         /* log if the region has the op, else pagemap,
+                             * else checksum */
+    KSM_DIRTY_LOG,          /* the region's dirty_sync op */
+    KSM_DIRTY_PAGEMAP,      /* PAGEMAP_SCAN, async write-protect; Linux 6.7 */
+    KSM_DIRTY_CHECKSUM,     /* hash and compare */
+} KsmDirtySource;
+
+typedef enum KsmFreePolicy {
+    KSM_FREE_AUTO,          /* lazy; eager after a decay or under pressure */
+    KSM_FREE_LAZY,          /* MADV_FREE */
+    KSM_FREE_EAGER,         /* MADV_DONTNEED */
+} KsmFreePolicy;
+
+/* What the user chooses.  ksm_config_init() sets the defaults given here. */
+typedef struct KsmConfig {
+    KsmScope scope;                 /* KSM_SCOPE_VM */
+    KsmDirtySource dirty;           /* KSM_DIRTY_AUTO */
+    KsmFreePolicy free_policy;      /* KSM_FREE_AUTO */
+    bool smart_scan;                /* true: skip what never matched */
+    unsigned max_cpu;               /* 10: percent of one core, 1 to 100 */
+    unsigned target_scan_s;         /* 0: seconds per pass aimed at; 0: as
+                                     * fast as max_cpu allows */
+    unsigned split_min_pages;       /* 64: pages a huge page must save before
+                                     * it is broken, 1 to 512 */
+    unsigned max_page_sharing;      /* 256: users of one pool page, >= 2 */
+    unsigned vma_reserve_percent;   /* 25: share of vm.max_map_count that is
+                                     * left to the program */
+    uint64_t stall_limit_ns;        /* 1 ms: aim for the longest isolation */
+} KsmConfig;
+
+void ksm_config_init(KsmConfig *config);
+
+/* ksm_supported: whether this process can run an engine at all.  False and
+ * an error that names what is missing (UFFDIO_MOVE: Linux 6.8; userfaultfd:
+ * /dev/userfaultfd, vm.unprivileged_userfaultfd or CAP_SYS_PTRACE). */
+bool ksm_supported(GError **error);
+
+/* Returns NULL with @error set; see ksm_supported().  Owned by the caller. */
+KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error);
+
+/* All regions must have been removed (asserted). */
+void ksm_engine_free(KsmEngine *engine);
+
+/* Values that may change while the engine runs; out of range is clamped. */
+void ksm_engine_set_run(KsmEngine *engine, bool run);
+void ksm_engine_set_max_cpu(KsmEngine *engine, unsigned percent);
+void ksm_engine_set_target_scan(KsmEngine *engine, unsigned seconds);
+void ksm_engine_set_smart_scan(KsmEngine *engine, bool on);
+
+/* What the owner of a region knows better than the engine.  Any op may be
+ * NULL.  Called by the thread in ksm_step(), the engine's lock held. */
+typedef struct KsmRegionOps {
+    /* Sets (never clears) a bit of @bitmap for each page of the @n_pages from
+     * @first_page on that was written since the last call for it.  @bitmap
+     * starts at @first_page.  False: unknown, all pages count as written. */
+    bool (*dirty_sync)(void *opaque, size_t first_page, size_t n_pages,
+                       unsigned long *bitmap);
+    /* Is anything writing to this range past the page tables?  Asked after
+     * isolation: a mapping taken before is to be reported, one taken later
+     * blocks on the fault.  NULL means the owner promises that nothing does. */
+    bool (*busy)(void *opaque, void *addr, size_t len);
+    /* NULL where merging may go on; else a static text: why it may not. */
+    const char *(*inhibited)(void *opaque);
+    /* After a merge: map the range again for whoever uses it (the second
+     * level page tables of a vCPU).  The engine has done
+     * MADV_POPULATE_READ already. */
+    void (*prefault)(void *opaque, void *addr, size_t len);
+    /* Re-apply attributes (DONTFORK, DONTDUMP, NUMA policy) on a range the
+     * engine mapped anew.  NULL: those the range's VMA had when the region
+     * was added are applied, as far as /proc tells them. */
+    void (*mapped)(void *opaque, void *addr, size_t len);
+} KsmRegionOps;
+
+/*
+ * ksm_region_add: gives private anonymous memory to the engine.
+ * @addr and @len are multiples of the page size; it must stay mapped until
+ * ksm_region_remove().  @ops is not copied.  Memory of different @node (NUMA)
+ * is merged only with its own; -1: no matter.
+ * NULL with @error set if the memory is shared, file-backed, hugetlb, locked,
+ * not mapped, or given to an engine already.
+ */
+KsmRegion *ksm_region_add(KsmEngine *engine, void *addr, size_t len, int node,
+                          const KsmRegionOps *ops, void *opaque,
+                          GError **error);
+
+typedef enum KsmRemove {
+    KSM_REMOVE_UNMERGE,     /* back to anonymous memory with its content */
+    KSM_REMOVE_FORGET,      /* the memory is about to be unmapped */
+} KsmRemove;
+
+/* 0, or -errno if unmerging ran out of memory: then the region stays, part of
+ * it unmerged, and the call can be repeated. */
+int ksm_region_remove(KsmRegion *region, KsmRemove how);
+
+/*
+ * ksm_step: does a bounded amount of work, at most about @max_ns of CPU
+ * (0: what the budget gives).  Returns the ns after which to call it again
+ * (0: at once), or -1 when nothing will happen until something is called or
+ * written that the engine cannot see (no region, run off).
+ */
+int64_t ksm_step(KsmEngine *engine, uint64_t max_ns);
+
+/* ksm_discard: the range reads as zeroes afterwards and is plain anonymous
+ * memory again.  For what madvise(MADV_DONTNEED) would be used for: on a
+ * merged range that would bring back the pool's content.  0 or -errno. */
+int ksm_discard(KsmRegion *region, size_t offset, size_t len);
+
+/* ksm_free_hint: the content of the range is no longer needed; until it is
+ * written again it reads as the old content or as zeroes.  What is done about
+ * it is KsmConfig.free_policy.  0 or -errno. */
+int ksm_free_hint(KsmRegion *region, size_t offset, size_t len);
+
+/* ksm_unmerge: back to anonymous memory, content kept.  The range may be
+ * merged again later.  0 or -errno (-ENOMEM: part of it was unmerged). */
+int ksm_unmerge(KsmRegion *region, size_t offset, size_t len);
+
+/* ksm_rescan: forget the ages; all pages are looked at again soon. */
+void ksm_rescan(KsmEngine *engine);
+
+typedef enum KsmState {
+    KSM_STATE_OFF,          /* run is off */
+    KSM_STATE_ACTIVE,       /* scanning or merging */
+    KSM_STATE_IDLE,         /* nothing to gain at present */
+    KSM_STATE_INHIBITED,    /* every region's inhibited op says so */
+} KsmState;
+
+/* Why memory is not merged.  Each has a count of pages in KsmStats. */
+typedef enum KsmReason {
+    KSM_REASON_RUN_OFF,
+    KSM_REASON_INHIBITED,
+    KSM_REASON_NOT_SCANNED,     /* not looked at yet */
+    KSM_REASON_VOLATILE,        /* written too often */
+    KSM_REASON_UNIQUE,          /* nothing equal */
+    KSM_REASON_NOT_WORTH,       /* equal, but would cost more than it saves */
+    KSM_REASON_PINNED,          /* a device has pinned it */
+    KSM_REASON_BUSY,            /* the busy op said so */
+    KSM_REASON_VMA_LIMIT,
+    KSM_REASON_NO_MEMORY,
+    KSM_REASON_COW_BROKEN,      /* written after the merge */
+    KSM_REASON_FREED,           /* the owner freed it */
+    KSM_REASON_MAX
+} KsmReason;
+
+/* "vma-limit": the name of a reason; its sentence for a user. */
+const char *ksm_reason_name(KsmReason reason);
+const char *ksm_reason_text(KsmReason reason);
+
+/* Buckets of the stall histogram: bucket i counts isolations that took less
+ * than 1 us << i (the last: all longer ones). */
+#define KSM_STALL_BUCKETS 24
+
+typedef struct KsmStats {
+    KsmState state;
+    const char *inhibited;      /* why, for KSM_STATE_INHIBITED; static */
+    KsmDirtySource dirty;       /* the source in use; AUTO if mixed */
+    /* pages, now */
+    uint64_t pages_total;
+    uint64_t pages_shared;      /* pool pages that have users */
+    uint64_t pages_sharing;     /* further users of those: what is saved */
+    uint64_t pages_unshared;    /* unique, candidates */
+    uint64_t pages_volatile;    /* changed too often to be looked at */
+    uint64_t zero_pages;        /* given back to the kernel, still zero */
+    uint64_t reasons[KSM_REASON_MAX];   /* pages not merged, by reason */
+    uint64_t merged_runs;       /* mappings of the pool: VMAs */
+    uint64_t lazy_free;         /* bytes MADV_FREEd and still resident */
+    /* counts since the engine was made */
+    uint64_t pages_scanned;     /* hashed */
+    uint64_t pages_skipped;     /* by smart scan */
+    uint64_t full_scans;
+    uint64_t merged;            /* pages replaced */
+    uint64_t verify_failed;     /* pages that had changed after all */
+    uint64_t pinned;            /* isolations refused with EBUSY */
+    uint64_t busy;              /* ... undone because of the busy op */
+    uint64_t cow_broken;        /* merged pages written since */
+    uint64_t free_hinted;       /* pages */
+    uint64_t huge_split;        /* huge pages broken up to merge */
+    uint64_t isolations;
+    uint64_t scan_time;         /* ns of CPU */
+    uint64_t merge_time;        /* ns of CPU */
+    /* bytes, now */
+    uint64_t metadata;          /* the engine's own memory */
+    uint64_t page_tables;       /* estimate: VMAs and tables for merging */
+    int64_t profit;             /* saved less all of the above */
+    /* stall: isolation to wake, ns */
+    uint64_t stall_count, stall_p50, stall_p99, stall_max;
+    uint64_t stall[KSM_STALL_BUCKETS];
+} KsmStats;
+
+/* Cheap: counters, no walk.  May wait for one chunk. */
+void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats);
+void ksm_region_get_stats(KsmRegion *region, KsmStats *stats);
+
+G_END_DECLS
+
+#endif /* LIBKSM_H */
