@@ -90,6 +90,8 @@ need_venv() {
 private_apt() {
     local dir=$cache/apt mirror release key
     need_apt dpkg-dev ca-certificates debian-archive-keyring
+    # apt-get expands these, not the shell
+    # shellcheck disable=SC2016
     mirror=$(apt-get indextargets --format '$(SITE) $(ORIGIN) $(LABEL)' 2>/dev/null |
              awk '$2 == "Debian" && $3 == "Debian" { print $1; exit }')
     if [ -z "$mirror" ]; then

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Runs every test of the repository and counts what passed (scripts/check).
+
+Each step is a few commands whose output goes to build/check/STEP.log as well
+as, in short, to the terminal.  Results are read from what test programs leave
+(JUnit XML) or from their closing line 'N passed, N failed, N skipped'.  A
+step that ends badly without a failed test counts as one failure.  Leaves to
+others: how a part is built (scripts/build-*), what is tested (tests/).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+LOGS = TOP / "build" / "check"
+CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?\s*$")
+SKIP_LINE = re.compile(r"^\s*(?:ok \d+ .*# SKIP|SKIP(?:PED)?:?)\s*(.*)$", re.IGNORECASE)
+
+
+@dataclass
+class Result:
+    """What a step (or a part of one) came to."""
+
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    def add(self, other: Result) -> None:
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+
+class Step:
+    """A step's log, and the running of its commands."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        LOGS.mkdir(parents=True, exist_ok=True)
+        self.path = LOGS / f"{name}.log"
+        self.log = self.path.open("w", encoding="utf-8", errors="replace")
+
+    def run(
+        self,
+        *command: str | Path,
+        env: dict[str, str] | None = None,
+        minutes: float = 30,
+    ) -> tuple[int, list[str]]:
+        """Runs a command; returns its exit code and its output's lines."""
+        words = [str(word) for word in command]
+        self.log.write(f"$ {' '.join(words)}\n")
+        self.log.flush()
+        start = self.path.stat().st_size
+        with subprocess.Popen(
+            words,
+            cwd=TOP,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process:
+            try:
+                code = process.wait(timeout=minutes * 60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                self.log.write(f"check: killed after {minutes} minutes\n")
+                code = 124
+            except BaseException:
+                os.killpg(process.pid, signal.SIGTERM)
+                raise
+        self.log.flush()
+        with self.path.open("rb") as log:
+            log.seek(start)
+            text = log.read().decode(errors="replace")
+        return code, text.splitlines()
+
+    def simple(self, title: str, *command: str | Path) -> Result:
+        """A command that is one test: its exit code decides."""
+        code, lines = self.run(*command)
+        if code == 0:
+            return Result(passed=1)
+        for line in lines[-15:]:
+            print(f"    {line}")
+        return Result(failed=[f"{title} (exit {code})"])
+
+    def build(self, title: str, *command: str | Path) -> Result | None:
+        """A command others rest on: None if it went well."""
+        result = self.simple(title, *command)
+        return result if result.failed else None
+
+    def counted(self, title: str, *command: str | Path, minutes: float = 20) -> Result:
+        """A command that ends with 'N passed, N failed, N skipped'."""
+        code, lines = self.run(*command, minutes=minutes)
+        result = Result()
+        closing = [match for line in lines if (match := CLOSING.match(line))]
+        if closing:
+            result.passed = int(closing[-1][1])
+            bad = [line for line in lines if re.match(r"^(not ok|FAIL)", line)]
+            result.failed = (bad + [title] * int(closing[-1][2]))[: int(closing[-1][2])]
+            reasons = [m[1] or line for line in lines if (m := SKIP_LINE.match(line))]
+            count = int(closing[-1][3] or 0)
+            result.skipped = [f"{title}: {reason}" for reason in reasons][:count]
+            result.skipped += [f"{title}: no reason given"] * (
+                count - len(result.skipped)
+            )
+        if code != 0 and not result.failed or not closing:
+            result.failed.append(f"{title} (exit {code}; see {self.path})")
+        if result.failed:
+            for line in lines[-30:]:
+                print(f"    {line}")
+        return result
+
+    def junit(self, xml: Path, code: int, title: str, lines: list[str]) -> Result:
+        """Reads JUnit XML of pytest or meson."""
+        result = Result()
+        try:
+            cases = list(ET.parse(xml).getroot().iter("testcase"))
+        except (OSError, ET.ParseError) as error:
+            cases = []
+            self.log.write(f"check: {xml}: {error}\n")
+        for case in cases:
+            name = f"{case.get('classname') or title}.{case.get('name')}"
+            skipped = case.find("skipped")
+            if case.find("failure") is not None or case.find("error") is not None:
+                result.failed.append(name)
+            elif skipped is not None:
+                reason = skipped.get("message") or skipped.text or "no reason given"
+                result.skipped.append(f"{name}: {reason.strip()}")
+            else:
+                result.passed += 1
+        if not cases or (code != 0 and not result.failed):
+            result.failed.append(f"{title} (exit {code}; see {self.path})")
+        if result.failed:
+            for line in lines[-60:]:
+                print(f"    {line}")
+        return result
+
+    def pytest(self, title: str, *args: str | Path, minutes: float = 15) -> Result:
+        xml = LOGS / f"{self.name}-{title}.xml"
+        xml.unlink(missing_ok=True)
+        code, lines = self.run(
+            *("python", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"),
+            f"--junitxml={xml}",
+            *args,
+            minutes=minutes,
+        )
+        return self.junit(xml, code, title, lines)
+
+    def meson_tests(self, build: Path, *args: str, minutes: float = 20) -> Result:
+        xml = build / "meson-logs" / "testlog.junit.xml"
+        xml.unlink(missing_ok=True)
+        code, lines = self.run(
+            *(
+                "meson",
+                "test",
+                "-C",
+                build,
+                "--print-errorlogs",
+                "--num-processes",
+                "2",
+            ),
+            *args,
+            minutes=minutes,
+        )
+        return self.junit(xml, code, build.name, lines)
+
+
+def tracked(*patterns: str) -> list[str]:
+    """Files of the repository (of its index: new files count once added)."""
+    out = subprocess.run(
+        ["git", "ls-files", "-z", *patterns], cwd=TOP, capture_output=True, check=True
+    ).stdout.decode()
+    return [name for name in out.split("\0") if name and (TOP / name).is_file()]
+
+
+def shell_scripts() -> list[str]:
+    names = []
+    for name in tracked():
+        with (TOP / name).open("rb") as file:
+            first = file.readline(80)
+        if re.match(rb"#!.*\b(ba)?sh\b", first) or name.endswith(".sh"):
+            names.append(name)
+    return names
+
+
+def checkpatch_path(step: Step) -> Path:
+    """QEMU's checkpatch.pl, taken out of its source package."""
+    code, lines = step.run(
+        "bash",
+        "-c",
+        ". scripts/lib/common.sh; dir=$(fetch_source qemu trixie) && out=$top/build/check "
+        '&& tar -C "$out" -xf "$dir"/qemu_*.orig.tar.* --wildcards --strip-components=2 '
+        '"*/scripts/checkpatch.pl" && echo "$out/checkpatch.pl"',
+    )
+    if code != 0:
+        raise RuntimeError(f"no checkpatch.pl: {' '.join(lines[-3:])}")
+    return Path(lines[-1])
+
+
+def without_licence() -> list[str]:
+    """Files that should have an SPDX line and do not."""
+    exempt = re.compile(
+        r"(^LICENSE$|\.(png|rst|md|json|xml|toml|txt|rng|css)$|\.gitignore$|^\.ci/|args$)"
+    )
+    missing = []
+    for name in tracked():
+        if exempt.search(name):
+            continue
+        text = (TOP / name).read_text(errors="replace")[:2000]
+        if text.strip() and "SPDX-License-Identifier: GPL-2.0-or-later" not in text:
+            missing.append(name)
+    return missing
+
+
+def step_style(step: Step) -> Result:
+    result = Result()
+    python = tracked("*.py")
+    result.add(step.simple("ruff check", "ruff", "check", *python))
+    result.add(step.simple("ruff format", "ruff", "format", "--check", *python))
+    code = ["mypy", "--ignore-missing-imports", "--no-error-summary"]
+    result.add(step.simple("mypy", *code, "--explicit-package-bases", "scripts/lib"))
+    result.add(step.simple("shellcheck", "shellcheck", "-x", *shell_scripts()))
+    missing = without_licence()
+    result.add(
+        Result(failed=[f"no SPDX line: {name}" for name in missing])
+        if missing
+        else Result(passed=1)
+    )
+    checkpatch = checkpatch_path(step)
+    for name in tracked("*.c", "*.h"):
+        result.add(
+            step.simple(
+                f"checkpatch {name}", "perl", checkpatch, "-q", "--no-tree", "-f", name
+            )
+        )
+    return result
+
+
+def step_graft(step: Step) -> Result:
+    return step.pytest("graft", "tests/graft")
+
+
+def libksm_build(step: Step, name: str, *options: str) -> Path | Result:
+    build = TOP / "build" / name
+    if not (build / "build.ninja").exists():
+        shutil.rmtree(build, ignore_errors=True)
+        bad = step.build(f"meson setup {name}", "meson", "setup", build, *options)
+        if bad:
+            return bad
+    return step.build(f"build {name}", "meson", "compile", "-C", build, "-j2") or build
+
+
+def step_unit(step: Step) -> Result:
+    build = libksm_build(step, "libksm", "--buildtype=debugoptimized", "--werror")
+    return build if isinstance(build, Result) else step.meson_tests(build)
+
+
+def sanitized(step: Step, name: str, sanitizers: str, *tests: str) -> Result:
+    build = libksm_build(
+        step, name, "--buildtype=debugoptimized", f"-Db_sanitize={sanitizers}"
+    )
+    if isinstance(build, Result):
+        return build
+    return step.meson_tests(build, "--timeout-multiplier", "4", *tests)
+
+
+def step_asan(step: Step) -> Result:
+    return sanitized(step, "libksm-asan", "address,undefined", "--setup", "quick")
+
+
+def step_tsan(step: Step) -> Result:
+    return sanitized(step, "libksm-tsan", "thread", "--setup", "quick")
+
+
+def with_qemu(step: Step, tests: Callable[[], Result]) -> Result:
+    """Tests that need the grafted QEMU (seconds when it is up to date)."""
+    return step.build("scripts/build-qemu", "scripts/build-qemu") or tests()
+
+
+def step_qtest(step: Step) -> Result:
+    return with_qemu(step, lambda: step.counted("our qtests", "tests/qtest/run"))
+
+
+def step_qemu(step: Step) -> Result:
+    return with_qemu(step, lambda: step.counted("QEMU's own tests", "tests/qemu/run"))
+
+
+def step_e2e(step: Step) -> Result:
+    return with_qemu(
+        step,
+        lambda: step.pytest("e2e", "tests/e2e", "--ignore=tests/e2e/libvirt"),
+    )
+
+
+def step_libvirt(step: Step) -> Result:
+    def tests() -> Result:
+        return step.build(
+            "scripts/build-libvirt", "scripts/build-libvirt"
+        ) or step.pytest("libvirt", "tests/e2e/libvirt")
+
+    return with_qemu(step, tests)
+
+
+STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
+    "style": (step_style, "ruff, mypy, shellcheck, licence lines, checkpatch.pl"),
+    "graft": (step_graft, "scripts/graft and its tables"),
+    "unit": (step_unit, "libksm: unit, fault injection, property, system tests"),
+    "asan": (step_asan, "libksm under address and undefined-behaviour sanitizers"),
+    "tsan": (step_tsan, "libksm under the thread sanitizer"),
+    "qtest": (step_qtest, "our qtests of the grafted QEMU"),
+    "qemu": (step_qemu, "QEMU's own tests with guest RAM on our backend"),
+    "e2e": (step_e2e, "real guests: the demo, statistics, bad input"),
+    "libvirt": (step_libvirt, "libvirt, unmodified and with our insertions"),
+}
+
+
+def run_step(name: str) -> Result:
+    print(f"== {name}: {STEPS[name][1]}", flush=True)
+    start = time.monotonic()
+    step = Step(name)
+    try:
+        result = STEPS[name][0](step)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        result = Result(failed=[f"{name}: {error}"])
+    finally:
+        step.log.close()
+    for failure in result.failed:
+        print(f"   FAILED {failure}")
+    for reason in result.skipped:
+        print(f"   skipped {reason}")
+    print(
+        f"   {name}: {result.passed} passed, {len(result.failed)} failed, "
+        f"{len(result.skipped)} skipped in {time.monotonic() - start:.0f} s",
+        flush=True,
+    )
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/check",
+        description="Runs every test there is; the logs are in build/check.",
+        epilog="steps: " + "; ".join(f"{k}: {v[1]}" for k, v in STEPS.items()),
+    )
+    parser.add_argument(
+        "steps", nargs="*", metavar="STEP", help="only these steps (default: all)"
+    )
+    args = parser.parse_args()
+    unknown = [name for name in args.steps if name not in STEPS]
+    if unknown:
+        parser.error(f"no step {', '.join(unknown)}; there are: {', '.join(STEPS)}")
+    total = Result()
+    for name in args.steps or STEPS:
+        total.add(run_step(name))
+    for failure in total.failed:
+        print(f"FAILED {failure}")
+    print(
+        f"{total.passed} passed, {len(total.failed)} failed, "
+        f"{len(total.skipped)} skipped"
+    )
+    return 1 if total.failed or not total.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
