@@ -1,0 +1,67 @@
+/*
+ * The kernel's KSM, as its files show it
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Reads /sys/kernel/mm/ksm, /proc/self/ksm_stat and /proc/self/smaps.  Files
+ * that are missing or may not be read are a normal condition, not an error:
+ * the values in them are then not known.  The directories are arguments so
+ * that tests can bring their own.
+ *
+ * Leaves to others: what to make of the values (ksm-stats.c).
+ */
+#ifndef HW_MEM_KSM_KERNEL_H
+#define HW_MEM_KSM_KERNEL_H
+
+#define KSM_KERNEL_SYSFS "/sys/kernel/mm/ksm"
+#define KSM_KERNEL_PROC "/proc/self"
+
+/* A number from one of the kernel's files. */
+typedef struct KsmKernelValue {
+    bool known;
+    int64_t value;
+} KsmKernelValue;
+
+/* /sys/kernel/mm/ksm: the whole host. */
+typedef struct KsmKernelHost {
+    bool present;               /* the directory is there */
+    bool may_start;             /* this process may write "run" */
+    KsmKernelValue run;         /* 0 stopped, 1 running, 2 unmerged */
+    KsmKernelValue pages_to_scan;
+    KsmKernelValue sleep_millisecs;
+    KsmKernelValue pages_shared;
+    KsmKernelValue pages_sharing;
+    KsmKernelValue pages_unshared;
+    KsmKernelValue pages_volatile;
+    KsmKernelValue pages_skipped;
+    KsmKernelValue pages_scanned;
+    KsmKernelValue full_scans;
+    KsmKernelValue zero_pages;
+    KsmKernelValue profit;      /* bytes, signed */
+} KsmKernelHost;
+
+/* /proc/self/ksm_stat: this process. */
+typedef struct KsmKernelProcess {
+    KsmKernelValue rmap_items;
+    KsmKernelValue merging_pages;
+    KsmKernelValue zero_pages;
+    KsmKernelValue profit;      /* bytes, signed */
+} KsmKernelProcess;
+
+/* A range of addresses of this process, and what /proc/self/smaps says. */
+typedef struct KsmKernelRange {
+    uintptr_t start;            /* in */
+    size_t size;                /* in */
+    bool known;                 /* smaps could be read */
+    bool mergeable;             /* all of it is marked mergeable */
+    KsmKernelValue merged;      /* bytes; Linux 6.7 */
+    uint64_t resident;          /* bytes */
+    uint64_t lazy_free;         /* bytes */
+} KsmKernelRange;
+
+void ksm_kernel_read_host(const char *sysfs, KsmKernelHost *host);
+void ksm_kernel_read_process(const char *proc, KsmKernelProcess *process);
+void ksm_kernel_read_ranges(const char *proc, KsmKernelRange *ranges,
+                            unsigned n_ranges);
+
+#endif /* HW_MEM_KSM_KERNEL_H */

@@ -1,0 +1,228 @@
+/*
+ * query-ksm-stats: what merging saves, what it costs, why nothing is merged
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Puts together what ksm-kernel.c reads and what the backends know.  Leaves
+ * to others: how it looks in the human monitor (ksm-hmp-cmds.c).
+ */
+
+#include "qemu/osdep.h"
+#include "hw/mem/ksm-compat.h"
+#include "hw/mem/ksm.h"
+#include "ksm-kernel.h"
+#include "qapi/qapi-commands-ksm.h"
+#include "qapi/util.h"
+#include "qom/object_interfaces.h"
+#include "system/hostmem-ksm.h"
+
+static void reason_add(MemoryKsmReasonList **list, MemoryKsmReasonKind kind,
+                       const char *text)
+{
+    MemoryKsmReason *reason = g_new0(MemoryKsmReason, 1);
+
+    reason->kind = kind;
+    reason->text = g_strdup(text);
+    /* few of them: walking to the end is cheaper than carrying it about */
+    while (*list) {
+        list = &(*list)->next;
+    }
+    *list = g_new0(MemoryKsmReasonList, 1);
+    (*list)->value = reason;
+}
+
+/* Copies a value that is known into an optional member of the schema. */
+#define COPY_KNOWN(to, member, from)            \
+    do {                                        \
+        (to)->has_##member = (from).known;      \
+        (to)->member = (from).value;            \
+    } while (0)
+
+/*
+ * Why the kernel merges nothing on this host.  Returns false if ksmd runs,
+ * as far as can be seen.
+ */
+static bool host_reasons(const KsmKernelHost *kernel,
+                         MemoryKsmReasonList **list)
+{
+    if (!kernel->present) {
+        reason_add(list, MEMORY_KSM_REASON_KIND_NO_KERNEL_SUPPORT,
+                   "there is no " KSM_KERNEL_SYSFS ": the kernel has no KSM, "
+                   "or /sys is not mounted");
+        return true;
+    }
+    if (!kernel->run.known) {
+        reason_add(list, MEMORY_KSM_REASON_KIND_UNREADABLE,
+                   KSM_KERNEL_SYSFS "/run cannot be read, so it is not known "
+                   "whether ksmd runs");
+        return false;
+    }
+    if (kernel->run.value == 1) {
+        if (kernel->pages_to_scan.known && !kernel->pages_to_scan.value) {
+            reason_add(list, MEMORY_KSM_REASON_KIND_KSMD_STOPPED,
+                       "ksmd runs, but is told to scan no pages; set "
+                       KSM_KERNEL_SYSFS "/pages_to_scan");
+            return true;
+        }
+        return false;
+    }
+    reason_add(list, MEMORY_KSM_REASON_KIND_KSMD_STOPPED,
+               kernel->run.value == 2 ?
+               "ksmd has been stopped and everything unmerged ("
+               KSM_KERNEL_SYSFS "/run is 2); start it with "
+               "'echo 1 > " KSM_KERNEL_SYSFS "/run'" :
+               "ksmd does not run; start it with "
+               "'echo 1 > " KSM_KERNEL_SYSFS "/run'");
+    if (!kernel->may_start) {
+        reason_add(list, MEMORY_KSM_REASON_KIND_NOT_PERMITTED,
+                   "this process may not write " KSM_KERNEL_SYSFS "/run; the "
+                   "host's administrator has to start ksmd");
+    }
+    return true;
+}
+
+static MemoryKsmHostStats *host_stats(const KsmKernelHost *kernel)
+{
+    MemoryKsmHostStats *host = g_new0(MemoryKsmHostStats, 1);
+    bool stopped = host_reasons(kernel, &host->reasons);
+
+    host->state = stopped ? MEMORY_KSM_STATE_INHIBITED
+                          : MEMORY_KSM_STATE_ACTIVE;
+    if (!stopped && kernel->pages_shared.known &&
+        !kernel->pages_shared.value) {
+        reason_add(&host->reasons, MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
+                   "ksmd has found nothing equal on this host yet");
+    }
+    COPY_KNOWN(host, run, kernel->run);
+    COPY_KNOWN(host, pages_to_scan, kernel->pages_to_scan);
+    COPY_KNOWN(host, sleep_millisecs, kernel->sleep_millisecs);
+    COPY_KNOWN(host, pages_shared, kernel->pages_shared);
+    COPY_KNOWN(host, pages_sharing, kernel->pages_sharing);
+    COPY_KNOWN(host, pages_unshared, kernel->pages_unshared);
+    COPY_KNOWN(host, pages_volatile, kernel->pages_volatile);
+    COPY_KNOWN(host, pages_skipped, kernel->pages_skipped);
+    COPY_KNOWN(host, pages_scanned, kernel->pages_scanned);
+    COPY_KNOWN(host, full_scans, kernel->full_scans);
+    COPY_KNOWN(host, zero_pages, kernel->zero_pages);
+    COPY_KNOWN(host, profit, kernel->profit);
+    return host;
+}
+
+static MemoryKsmProcessStats *process_stats(const KsmKernelProcess *kernel)
+{
+    MemoryKsmProcessStats *process = g_new0(MemoryKsmProcessStats, 1);
+
+    COPY_KNOWN(process, rmap_items, kernel->rmap_items);
+    COPY_KNOWN(process, pages_merged, kernel->merging_pages);
+    COPY_KNOWN(process, zero_pages, kernel->zero_pages);
+    COPY_KNOWN(process, profit, kernel->profit);
+    return process;
+}
+
+/* Everything that is read once for all backends. */
+typedef struct KsmStatsInput {
+    KsmKernelHost host;
+    KsmKernelProcess process;
+    GPtrArray *backends;        /* of HostMemoryBackendKsm */
+    KsmKernelRange *ranges;     /* one for each of them */
+} KsmStatsInput;
+
+/* State and reasons of a backend whose memory the kernel merges. */
+static void kernel_backend_reasons(HostMemoryBackendKsm *ksm,
+                                   const KsmStatsInput *input,
+                                   const KsmKernelRange *range,
+                                   MemoryKsmBackendStats *stats)
+{
+    int refused = ksm_guest_refused(ksm->guest);
+
+    if (!ksm->tuning.run) {
+        stats->state = MEMORY_KSM_STATE_OFF;
+        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_RUN_OFF,
+                   "the property 'run' is off");
+        return;
+    }
+    stats->state = MEMORY_KSM_STATE_INHIBITED;
+    if (refused || (range->known && !range->mergeable)) {
+        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_REFUSED,
+                   refused ? strerror(refused)
+                           : "the memory is not marked as mergeable");
+        return;
+    }
+    if (host_reasons(&input->host, &stats->reasons)) {
+        return;
+    }
+    stats->state = MEMORY_KSM_STATE_ACTIVE;
+    if (range->merged.known && range->merged.value) {
+        return;
+    }
+    if (input->process.rmap_items.known && !input->process.rmap_items.value) {
+        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_NOT_SCANNED,
+                   "ksmd has not looked at this process yet");
+    } else if (range->merged.known) {
+        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
+                   "ksmd has found nothing equal yet");
+    } else if (stats->reasons == NULL) {
+        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_UNREADABLE,
+                   "the kernel does not say what is merged of this memory");
+    }
+}
+
+static MemoryKsmBackendStats *backend_stats(HostMemoryBackendKsm *ksm,
+                                            const KsmStatsInput *input,
+                                            const KsmKernelRange *range)
+{
+    MemoryKsmBackendStats *stats = g_new0(MemoryKsmBackendStats, 1);
+
+    stats->id = g_strdup(object_get_canonical_path_component(OBJECT(ksm)));
+    stats->scope = ksm->scope;
+    stats->size = MEMORY_BACKEND(ksm)->size;
+    stats->has_mergeable = stats->has_resident = range->known;
+    stats->has_lazy_free = range->known;
+    stats->mergeable = range->mergeable;
+    stats->resident = range->resident;
+    stats->lazy_free = range->lazy_free;
+    stats->has_pages_merged = range->merged.known;
+    stats->pages_merged = range->merged.value / qemu_real_host_page_size();
+    kernel_backend_reasons(ksm, input, range, stats);
+    return stats;
+}
+
+static int backend_collect(Object *obj, void *opaque)
+{
+    if (object_dynamic_cast(obj, TYPE_MEMORY_BACKEND_KSM) &&
+        MEMORY_BACKEND_KSM(obj)->guest) {
+        g_ptr_array_add(opaque, obj);
+    }
+    return 0;
+}
+
+MemoryKsmStats *qmp_query_ksm_stats(Error **errp)
+{
+    g_autoptr(GPtrArray) backends = g_ptr_array_new();
+    g_autofree KsmKernelRange *ranges = NULL;
+    MemoryKsmStats *stats = g_new0(MemoryKsmStats, 1);
+    KsmStatsInput input = { .backends = backends };
+    MemoryKsmBackendStatsList **tail = &stats->backends;
+
+    object_child_foreach(object_get_objects_root(), backend_collect, backends);
+    ranges = g_new0(KsmKernelRange, backends->len);
+    for (unsigned i = 0; i < backends->len; i++) {
+        HostMemoryBackend *backend = MEMORY_BACKEND(backends->pdata[i]);
+
+        ranges[i].start = (uintptr_t)memory_region_get_ram_ptr(&backend->mr);
+        ranges[i].size = memory_region_size(&backend->mr);
+    }
+    ksm_kernel_read_host(KSM_KERNEL_SYSFS, &input.host);
+    ksm_kernel_read_process(KSM_KERNEL_PROC, &input.process);
+    if (backends->len) {
+        ksm_kernel_read_ranges(KSM_KERNEL_PROC, ranges, backends->len);
+    }
+    stats->host = host_stats(&input.host);
+    stats->process = process_stats(&input.process);
+    for (unsigned i = 0; i < backends->len; i++) {
+        HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(backends->pdata[i]);
+
+        QAPI_LIST_APPEND(tail, backend_stats(ksm, &input, &ranges[i]));
+    }
+    return stats;
+}

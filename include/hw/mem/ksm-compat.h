@@ -1,0 +1,21 @@
+/*
+ * What differs between the QEMU versions that the files of
+ * memory-backend-ksm are built with
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#ifndef HW_MEM_KSM_COMPAT_H
+#define HW_MEM_KSM_COMPAT_H
+
+/* QEMU 10.1 moved this header and made the data of class_init const. */
+#ifndef CONFIG_LINUX
+#error "memory-backend-ksm is for Linux only"
+#elif __has_include("system/memory.h")
+#include "system/memory.h"
+#define KSM_CLASS_DATA const void
+#else
+#include "exec/memory.h"
+#define KSM_CLASS_DATA void
+#endif
+
+#endif /* HW_MEM_KSM_COMPAT_H */

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Tests of scripts/graft: small made-up trees and, at the end, QEMU's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[2]
+GRAFT = TOP / "scripts" / "graft"
+
+TABLE = """
+project = "Demo"
+version = { file = "VERSION" }
+versions = ">=10.0, <11"
+prefix = "tests/graft"
+
+[[copy]]
+from = "test_*.py"
+to = "ours/"
+
+[[insert]]
+file = "meson.build"
+after = "  files('a.c')"
+lines = "  files('ours.c')"
+
+[[insert]]
+file = "meson.build"
+before = "  files('c.c')"
+lines = \"\"\"
+  # two lines
+  files('ours2.c')
+\"\"\"
+
+[[insert]]
+file = "schema"
+within = "two {"
+before = "}"
+lines = "  ours"
+
+[[insert]]
+file = "schema"
+before = "three"
+lines = "new in 10.2"
+versions = ">=10.2"
+"""
+
+FILES = {
+    "VERSION": "10.0.13\n",
+    "meson.build": "x\n  files('a.c')\n  files('b.c')\n  files('c.c')\n",
+    "schema": "one {\n}\ntwo {\n}\nthree\n",
+}
+
+
+def graft(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(GRAFT), *map(str, args)], capture_output=True, text=True, check=False
+    )
+
+
+def snapshot(tree: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(tree)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(tree.rglob("*"))
+        if path.is_file()
+    }
+
+
+def contents(tree: Path) -> dict[str, bytes]:
+    return {name: data for name, (data, _) in snapshot(tree).items()}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name, text in FILES.items():
+        (tree / name).write_text(text)
+    return tree
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.toml"
+    path.write_text(TABLE)
+    return path
+
+
+def test_grafts(tree: Path, table: Path) -> None:
+    done = graft("--table", table, tree)
+    assert done.returncode == 0, done.stderr
+    # the copy itself went to ours/ + the path it has below the prefix
+    assert (tree / "ours" / "test_graft.py").read_bytes() == Path(__file__).read_bytes()
+    assert (tree / "meson.build").read_text() == (
+        "x\n  files('a.c')\n  files('ours.c')\n  files('b.c')\n"
+        "  # two lines\n  files('ours2.c')\n  files('c.c')\n"
+    )
+    assert (tree / "schema").read_text() == "one {\n}\ntwo {\n  ours\n}\nthree\n"
+
+
+def test_twice_changes_nothing(tree: Path, table: Path) -> None:
+    graft("--table", table, tree)
+    before = snapshot(tree)
+    assert graft("--table", table, tree).returncode == 0
+    assert snapshot(tree) == before
+
+
+def test_without_the_record_changes_nothing(tree: Path, table: Path) -> None:
+    """A grafted tree that was put under version control has no record."""
+    graft("--table", table, tree)
+    before = contents(tree)
+    (tree / ".graft.json").unlink()
+    assert graft("--table", table, tree).returncode == 0
+    assert contents(tree) == before
+
+
+def test_remove_restores(tree: Path, table: Path) -> None:
+    before = contents(tree)
+    graft("--table", table, tree)
+    assert graft("--table", table, "--remove", tree).returncode == 0
+    assert contents(tree) == before
+
+
+def test_newer_table_replaces_older(tree: Path, table: Path) -> None:
+    graft("--table", table, tree)
+    table.write_text(TABLE.replace("ours.c", "renamed.c"))
+    assert graft("--table", table, tree).returncode == 0
+    text = (tree / "meson.build").read_text()
+    assert "renamed.c" in text and "'ours.c'" not in text
+
+
+def test_dropped_copy_is_deleted(tree: Path, table: Path) -> None:
+    graft("--table", table, tree)
+    table.write_text(TABLE.replace('to = "ours/"', 'to = "new/"'))
+    assert graft("--table", table, tree).returncode == 0
+    assert not (tree / "ours").exists()
+    assert (tree / "new" / "test_graft.py").exists()
+
+
+def test_check(tree: Path, table: Path) -> None:
+    before = snapshot(tree)
+    done = graft("--table", table, "--check", tree)
+    assert done.returncode == 0 and "not grafted; all anchors" in done.stdout
+    assert snapshot(tree) == before
+    graft("--table", table, tree)
+    assert graft("--table", table, "--check", tree).stdout.endswith(": grafted\n")
+    table.write_text(TABLE.replace("ours.c", "renamed.c"))
+    assert "not up to date" in graft("--table", table, "--check", tree).stdout
+
+
+@pytest.mark.parametrize("option", ["--check", None])
+def test_missing_anchor(tree: Path, table: Path, option: str | None) -> None:
+    (tree / "meson.build").write_text("x\n  files('b.c')\n")
+    before = snapshot(tree)
+    done = graft("--table", table, *([option] if option else []), tree)
+    assert done.returncode == 1
+    # file and anchor, of both that are missing
+    assert "meson.build: anchor \"files('a.c')\" not found" in done.stderr
+    assert "meson.build: anchor \"files('c.c')\" not found" in done.stderr
+    assert snapshot(tree) == before
+
+
+def test_missing_file(tree: Path, table: Path) -> None:
+    (tree / "schema").unlink()
+    done = graft("--table", table, tree)
+    assert done.returncode == 1 and "schema: No such file" in done.stderr
+
+
+def test_ambiguous_anchor(tree: Path, table: Path) -> None:
+    (tree / "meson.build").write_text(FILES["meson.build"] + "  files('a.c')\n")
+    done = graft("--table", table, tree)
+    assert done.returncode == 1 and "found 2 times" in done.stderr
+
+
+def test_file_of_the_tree_is_not_overwritten(tree: Path, table: Path) -> None:
+    (tree / "ours").mkdir()
+    (tree / "ours" / "test_graft.py").write_text("theirs\n")
+    before = snapshot(tree)
+    done = graft("--table", table, tree)
+    assert done.returncode == 1 and "its own file" in done.stderr
+    assert snapshot(tree) == before
+
+
+def test_entry_for_a_version(tree: Path, table: Path) -> None:
+    (tree / "VERSION").write_text("10.2.2\n")
+    assert graft("--table", table, tree).returncode == 0
+    assert "new in 10.2\nthree" in (tree / "schema").read_text()
+
+
+@pytest.mark.parametrize("version", ["7.2.22", "11.0.0", "9.2.4"])
+def test_other_version_is_refused(tree: Path, table: Path, version: str) -> None:
+    (tree / "VERSION").write_text(version + "\n")
+    before = snapshot(tree)
+    done = graft("--table", table, tree)
+    assert done.returncode == 1
+    assert f"is Demo {version}, but this graft is for Demo >=10.0" in done.stderr
+    assert snapshot(tree) == before
+
+
+def test_not_a_tree(tmp_path: Path, table: Path) -> None:
+    done = graft("--table", table, tmp_path)
+    assert done.returncode == 1 and "is not a Demo source tree" in done.stderr
+    done = graft("--table", table, tmp_path / "none")
+    assert done.returncode == 1 and "is not a directory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("after =", "behind =", "unknown key 'behind'"),
+        ('from = "test_*.py"', 'from = "none/*"', "no file matches"),
+        ('project = "Demo"', "", "'project' is missing"),
+        (">=10.0, <11", "ten", "not a range of versions"),
+        ("version = {", "version = ", "table.toml"),
+    ],
+)
+def test_bad_table(tree: Path, table: Path, old: str, new: str, message: str) -> None:
+    table.write_text(TABLE.replace(old, new, 1))
+    done = graft("--table", table, tree)
+    assert done.returncode == 2 and message in done.stderr
+
+
+def test_killed_in_the_middle(tree: Path, table: Path) -> None:
+    """A record of more than was done does no harm."""
+    before = contents(tree)
+    graft("--table", table, tree)
+    record = (tree / ".graft.json").read_bytes()
+    for name, text in FILES.items():
+        (tree / name).write_text(text)
+    (tree / "ours" / "test_graft.py").unlink()
+    assert (tree / ".graft.json").read_bytes() == record
+    assert graft("--table", table, tree).returncode == 0
+    assert "ours.c" in (tree / "meson.build").read_text()
+    assert graft("--table", table, "--remove", tree).returncode == 0
+    assert contents(tree) == before
+
+
+def test_damaged_record(tree: Path, table: Path) -> None:
+    (tree / ".graft.json").write_text("{")
+    done = graft("--table", table, tree)
+    assert done.returncode == 1 and ".graft.json is damaged" in done.stderr
+
+
+def test_usage() -> None:
+    assert graft().returncode == 2
+    assert graft("--check", "--remove", "x").returncode == 2
+    assert graft("--help").returncode == 0
+
+
+def shell(command: str) -> str:
+    """A command with scripts/lib/common.sh's functions; its output."""
+    done = subprocess.run(
+        ["bash", "-c", f"set -eu; . scripts/lib/common.sh; {command}"],
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def unpack_qemu(release: str, to: Path) -> Path:
+    package = shell(f"fetch_source qemu {release}")
+    tarball = next(
+        path for path in Path(package).iterdir() if ".orig.tar." in path.name
+    )
+    to.mkdir()
+    # what tests and anchors need; firmware and guests' code are most of it
+    subprocess.run(
+        ["tar", "-C", to, "--strip-components=1", "--exclude=*/roms", "-xf", tarball],
+        check=True,
+        env={**os.environ, "LC_ALL": "C"},
+    )
+    return to
+
+
+def test_qemu(tmp_path: Path) -> None:
+    """The source that is built: all anchors, and back again."""
+    tree = unpack_qemu("trixie", tmp_path / "qemu")
+    assert "not grafted; all anchors" in graft("--check", tree).stdout
+    before = contents(tree)
+    done = graft(tree)
+    assert done.returncode == 0, done.stderr
+    after = snapshot(tree)
+    assert set(contents(tree)) > set(before)
+    assert graft(tree).returncode == 0
+    assert snapshot(tree) == after
+    assert graft("--remove", tree).returncode == 0
+    assert contents(tree) == before
+
+
+def test_old_qemu_is_refused(tmp_path: Path) -> None:
+    tree = unpack_qemu("bookworm", tmp_path / "qemu")
+    done = graft(tree)
+    assert done.returncode == 1
+    assert "is QEMU 7.2" in done.stderr and "this graft is for QEMU" in done.stderr
