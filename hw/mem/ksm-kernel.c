@@ -96,7 +96,7 @@ static void range_add_line(KsmKernelRange *range, const char *line)
     int64_t kib;
 
     if (strstart(line, "VmFlags:", &rest)) {
-        range->mergeable &= strstr(rest, " mg") != NULL;
+        range->mergeable &= strstr(rest, " mg ") != NULL;
         return;
     }
     rest = strchr(line, ':');

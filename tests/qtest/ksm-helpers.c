@@ -1,0 +1,192 @@
+/*
+ * What the tests of memory-backend-ksm share
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qapi/error.h"
+#include "qobject/qdict.h"
+#include "qobject/qlist.h"
+#include "qobject/qjson.h"
+#include "ksm-helpers.h"
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+void ksm_run_free(KsmRun *run)
+{
+    g_free(run->err);
+    g_free(run);
+}
+
+#define LOAD(field) \
+    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
+
+/* Runs between fork and exec: only system calls. */
+static void deny_madvise(gpointer opaque)
+{
+    const KsmDeny *deny = opaque;
+    struct sock_filter code[] = {
+        LOAD(nr),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 5),
+        LOAD(args[2]),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, deny->advice, 0, 3),
+        LOAD(args[1]),
+        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, deny->min_len, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | deny->err),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = { ARRAY_SIZE(code), code };
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0) {
+        _exit(99);
+    }
+}
+
+KsmRun *ksm_run(const char *args, const KsmDeny *deny)
+{
+    g_autofree char *command =
+        g_strdup_printf("%s -display none -nodefaults -accel qtest "
+                        "%s -device no-such-device",
+                        getenv("QTEST_QEMU_BINARY"), args);
+    g_auto(GStrv) argv = g_strsplit(command, " ", -1);
+    KsmRun *run = g_new0(KsmRun, 1);
+    g_autoptr(GError) error = NULL;
+    int status;
+
+    g_spawn_sync(NULL, argv, NULL, G_SPAWN_SEARCH_PATH,
+                 deny ? deny_madvise : NULL, (gpointer)deny, NULL, &run->err,
+                 &status, &error);
+    g_assert_no_error(error);
+    run->status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return run;
+}
+
+QTestState *ksm_init_sysfs(const char *dir, const char *args)
+{
+    g_autofree char *script = NULL;
+    g_autofree char *command = NULL;
+    QTestState *qts;
+    int fd = g_file_open_tmp("ksm-test-XXXXXX", &script, NULL);
+    FILE *file = fdopen(fd, "w");
+
+    if (dir) {
+        fprintf(file, "mount --bind '%s' /sys/kernel/mm/ksm\n", dir);
+    } else {
+        fprintf(file, "mount -t tmpfs none /sys/kernel/mm\n");
+    }
+    fprintf(file, "exec %s \"$@\"\n", getenv("QTEST_QEMU_BINARY"));
+    fclose(file);
+    command = g_strdup_printf("unshare -m sh -e %s", script);
+    g_setenv("QTEST_QEMU_BINARY_SYSFS", command, true);
+    qts = qtest_init_with_env("QTEST_QEMU_BINARY_SYSFS", args, true);
+    unlink(script);
+    return qts;
+}
+
+/* Reads on to the flags of the VMA whose head has just been read. */
+static bool vma_read(FILE *smaps, size_t size, KsmVma *vma)
+{
+    g_autofree char *line = NULL;
+    size_t capacity = 0, kib;
+    bool found = false;
+
+    while (getline(&line, &capacity, smaps) >= 0) {
+        if (sscanf(line, "Size: %zu kB", &kib) == 1) {
+            found = kib == size >> 10;
+        } else if (found && sscanf(line, "Rss: %zu kB", &kib) == 1) {
+            vma->resident = kib << 10;
+        } else if (g_str_has_prefix(line, "VmFlags:")) {
+            if (found) {
+                g_strchomp(line);
+                vma->flags = g_strconcat(line + strlen("VmFlags:"), " ", NULL);
+            }
+            return found;
+        }
+    }
+    return false;
+}
+
+bool ksm_vma_find(QTestState *qts, size_t size, KsmVma *vma)
+{
+    g_autofree char *path = g_strdup_printf("/proc/%d/smaps", qtest_pid(qts));
+    g_autofree char *line = NULL;
+    size_t capacity = 0;
+    FILE *smaps = fopen(path, "re");
+    bool found = false;
+
+    g_assert_nonnull(smaps);
+    while (!found && getline(&line, &capacity, smaps) >= 0) {
+        *vma = (KsmVma) { };
+        g_assert_cmpint(sscanf(line, "%" SCNxPTR "-", &vma->start), ==, 1);
+        found = vma_read(smaps, size, vma);
+    }
+    fclose(smaps);
+    return found;
+}
+
+bool ksm_vma_has(QTestState *qts, size_t size, const char *flag)
+{
+    g_autofree char *word = g_strdup_printf(" %s ", flag);
+    KsmVma vma;
+    bool has;
+
+    g_assert_true(ksm_vma_find(qts, size, &vma));
+    has = strstr(vma.flags, word) != NULL;
+    g_free(vma.flags);
+    return has;
+}
+
+QDict *ksm_stats(QTestState *qts)
+{
+    return qtest_qmp_assert_success_ref(qts,
+                                        "{'execute': 'query-ksm-stats'}");
+}
+
+QDict *ksm_stats_host(QDict *stats)
+{
+    return qdict_get_qdict(stats, "host");
+}
+
+QDict *ksm_stats_backend(QDict *stats, const char *id)
+{
+    const QListEntry *entry;
+
+    QLIST_FOREACH_ENTRY(qdict_get_qlist(stats, "backends"), entry) {
+        QDict *backend = qobject_to(QDict, qlist_entry_obj(entry));
+
+        if (g_str_equal(qdict_get_str(backend, "id"), id)) {
+            return backend;
+        }
+    }
+    return NULL;
+}
+
+const char *ksm_reason(QDict *entry, const char *kind)
+{
+    const QListEntry *item;
+
+    QLIST_FOREACH_ENTRY(qdict_get_qlist(entry, "reasons"), item) {
+        QDict *reason = qobject_to(QDict, qlist_entry_obj(item));
+
+        if (g_str_equal(qdict_get_str(reason, "kind"), kind)) {
+            return qdict_get_str(reason, "text");
+        }
+    }
+    return NULL;
+}
+
+void ksm_qom_set(QTestState *qts, const char *id, const char *property,
+                 const char *json)
+{
+    g_autofree char *path = g_strdup_printf("/objects/%s", id);
+
+    qtest_qmp_assert_success(qts, "{'execute': 'qom-set', 'arguments': "
+                             "{'path': %s, 'property': %s, 'value': %p}}",
+                             path, property,
+                             qobject_from_json(json, &error_abort));
+}

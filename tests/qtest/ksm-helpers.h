@@ -1,0 +1,62 @@
+/*
+ * What the tests of memory-backend-ksm share
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#ifndef TESTS_QTEST_KSM_HELPERS_H
+#define TESTS_QTEST_KSM_HELPERS_H
+
+#include "libqtest.h"
+
+/* How QEMU came to its end. */
+typedef struct KsmRun {
+    int status;         /* exit code, -1: by a signal */
+    char *err;          /* what it wrote to stderr */
+} KsmRun;
+
+void ksm_run_free(KsmRun *run);
+G_DEFINE_AUTOPTR_CLEANUP_FUNC(KsmRun, ksm_run_free)
+
+/* A rule of a system call filter: madvise(_, len >= min_len, advice). */
+typedef struct KsmDeny {
+    int advice;
+    uint32_t min_len;
+    int err;
+} KsmDeny;
+
+/*
+ * Runs QEMU with @args (split at spaces), and after them a device that does
+ * not exist: QEMU always exits, and says KSM_RUN_STARTED where all that stands
+ * in @args was accepted.  @deny: NULL, or what the kernel is to refuse.
+ */
+KsmRun *ksm_run(const char *args, const KsmDeny *deny);
+#define KSM_RUN_STARTED "'no-such-device' is not a valid device model name"
+
+/*
+ * Starts QEMU under qtest in a mount namespace where @dir is
+ * /sys/kernel/mm/ksm (NULL: there is none).  Needs root.
+ */
+QTestState *ksm_init_sysfs(const char *dir, const char *args);
+
+/* A VMA of the process, found by its size. */
+typedef struct KsmVma {
+    uintptr_t start;
+    size_t resident;
+    char *flags;        /* " rd wr mr mg " */
+} KsmVma;
+
+bool ksm_vma_find(QTestState *qts, size_t size, KsmVma *vma);
+bool ksm_vma_has(QTestState *qts, size_t size, const char *flag);
+
+/* The answer to query-ksm-stats, the caller unrefs it; parts of it. */
+QDict *ksm_stats(QTestState *qts);
+QDict *ksm_stats_host(QDict *stats);
+QDict *ksm_stats_backend(QDict *stats, const char *id);
+
+/* The text of a reason of that kind in a "reasons" of @entry, or NULL. */
+const char *ksm_reason(QDict *entry, const char *kind);
+
+void ksm_qom_set(QTestState *qts, const char *id, const char *property,
+                 const char *json);
+
+#endif /* TESTS_QTEST_KSM_HELPERS_H */
