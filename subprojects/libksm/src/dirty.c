@@ -1,0 +1,371 @@
+/*
+ * libksm: what was written since last asked
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * pagemap: PAGEMAP_SCAN reports pages that are not write-protected and
+ * protects them again in the same walk.  A write to a protected page is let
+ * through by the kernel at once (async), so no guest ever waits for us.
+ * Only populated pages are asked for (PM_PRESENT): protecting the others
+ * would leave markers in the page tables, which cost memory and make
+ * UFFDIO_MOVE fail.  A page that gets populated is not protected and thus
+ * counts as written.
+ *
+ * Each first write to a protected page costs the guest a fault.  Chunks that
+ * are written again and again are therefore asked about less and less often,
+ * up to every eighth pass.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "dirty.h"
+#include "engine.h"
+#include "prim.h"
+#include "scan.h"
+
+#define HOT_MAX 3   /* log2 of the passes a hot chunk is left alone */
+
+static UffdRange track_range(const KsmRegion *r, size_t page, size_t n)
+{
+    return (UffdRange) {
+        .fd = r->engine->uffd,
+        .addr = page_addr(r, page),
+        .len = n * PAGE_BYTES,
+    };
+}
+
+static size_t first_page(const KsmRegion *r)
+{
+    return (r->addr - r->base) / PAGE_BYTES;
+}
+
+static size_t end_page(const KsmRegion *r)
+{
+    return first_page(r) + r->len / PAGE_BYTES;
+}
+
+int dirty_init(KsmRegion *r)
+{
+    KsmEngine *e = r->engine;
+    bool log = r->ops && r->ops->dirty_sync;
+
+    r->dirty = e->cfg.dirty;
+    if (r->dirty == KSM_DIRTY_AUTO) {
+        r->dirty = log ? KSM_DIRTY_LOG
+                 : e->wp_async ? KSM_DIRTY_PAGEMAP : KSM_DIRTY_CHECKSUM;
+    }
+    if (r->dirty == KSM_DIRTY_LOG && !log) {
+        return -EINVAL;
+    }
+    if (r->dirty == KSM_DIRTY_PAGEMAP) {
+        if (!e->wp_async) {
+            return -ENOTSUP;
+        }
+        dirty_resume(r);
+        if (!r->tracking) {
+            if (e->cfg.dirty == KSM_DIRTY_PAGEMAP) {
+                return -EBUSY;
+            }
+            r->dirty = KSM_DIRTY_CHECKSUM;
+        }
+    }
+    return 0;
+}
+
+void dirty_track(KsmRegion *r, size_t page, size_t n)
+{
+    if (r->tracking) {
+        UffdRange range = track_range(r, page, n);
+
+        prim.uffd_register(&range, UFFD_PROTECT);
+    }
+}
+
+/* Calls for each run of pages that are (not) in a mapping of the pool. */
+static int for_own_pages(KsmRegion *r, int (*fn)(const UffdRange *range))
+{
+    size_t end = end_page(r), n;
+
+    for (size_t i = first_page(r); i < end; i += n) {
+        bool mapped = page_is_mapped(r, i);
+
+        for (n = 1; i + n < end && page_is_mapped(r, i + n) == mapped; n++) {
+        }
+        if (!mapped) {
+            UffdRange range = track_range(r, i, n);
+            int ret = fn(&range);
+
+            if (ret < 0) {
+                return ret;
+            }
+        }
+    }
+    return 0;
+}
+
+static int register_protect(const UffdRange *range)
+{
+    return prim.uffd_register(range, UFFD_PROTECT);
+}
+
+void dirty_pause(KsmRegion *r)
+{
+    if (r->tracking) {
+        r->tracking = false;
+        for (unsigned tries = 0; tries < 3; tries++) {
+            if (for_own_pages(r, prim.uffd_unregister) == 0) {
+                break;
+            }
+        }
+    }
+}
+
+void dirty_resume(KsmRegion *r)
+{
+    if (r->dirty != KSM_DIRTY_PAGEMAP || r->tracking) {
+        return;
+    }
+    r->tracking = for_own_pages(r, register_protect) == 0;
+    for (size_t c = 0; c < r->n_chunks; c++) {
+        r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;
+    }
+}
+
+/* A page was written: what was known of it is void. */
+static void page_written(KsmRegion *r, size_t page)
+{
+    KsmChunk *c = page_chunk(r, page);
+
+    switch (page_state(r, page)) {
+    case PAGE_UNIQUE:
+    case PAGE_EQUAL:
+    case PAGE_ZEROES:
+    case PAGE_FREED:
+    case PAGE_SWAPPED:
+        region_leave(r, page, PAGE_NEW);
+        /* fall through */
+    case PAGE_NEW:
+    case PAGE_PINNED:
+    case PAGE_BUSY:
+        page_mark(r, page, true);
+        break;
+    case PAGE_MERGED:
+        c->flags |= CHUNK_VISIT | CHUNK_CHECK;
+        break;
+    case PAGE_HOLE:
+    case PAGE_GIVEN:
+        c->flags |= CHUNK_VISIT;
+        break;
+    default:
+        break;
+    }
+}
+
+/* Applies the bits of one chunk. */
+static void chunk_apply(KsmRegion *r, size_t chunk, const unsigned long *bits)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    unsigned long any = 0;
+
+    for (unsigned w = 0; w < CHUNK_PAGES / 64; w++) {
+        any |= bits[w];
+    }
+    if (!any && !c->written) {
+        c->hot = 0;
+        return;
+    }
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        size_t page = chunk * CHUNK_PAGES + i;
+
+        if (bits[i / 64] >> (i % 64) & 1) {
+            page_written(r, page);
+        } else if (r->state[page] & PAGE_WRITTEN) {
+            page_mark(r, page, false);
+            c->flags |= CHUNK_VISIT;
+        }
+    }
+    c->hot = c->written ? MIN(c->hot + 1, HOT_MAX) : 0;
+}
+
+static void bits_set(unsigned long *bits, size_t from, size_t to)
+{
+    for (; from < to && from % 64; from++) {
+        bits[from / 64] |= 1ul << (from % 64);
+    }
+    for (; from + 64 <= to; from += 64) {
+        bits[from / 64] = ~0ul;
+    }
+    for (; from < to; from++) {
+        bits[from / 64] |= 1ul << (from % 64);
+    }
+}
+
+/* Write-protects what was written in a range of pages and sets its bits,
+ * which begin at page @origin. */
+static int pagemap_ask(KsmRegion *r, size_t from, size_t to, size_t origin,
+                       unsigned long *bits)
+{
+    KsmEngine *e = r->engine;
+    PmScan scan = {
+        .fd = e->pagemap,
+        .start = (uintptr_t)page_addr(r, from),
+        .end = (uintptr_t)page_addr(r, to),
+        .all = PM_WRITTEN | PM_PRESENT,
+        .tell = PM_WRITTEN,
+        .protect = true,
+        .vec = e->ranges,
+        .vec_len = N_RANGES,
+    };
+
+    while (scan.start < scan.end) {
+        ssize_t n = prim.pagemap(&scan);
+
+        if (n < 0) {
+            return n;
+        }
+        for (ssize_t i = 0; bits && i < n; i++) {
+            bits_set(bits,
+                     (scan.vec[i].start - (uintptr_t)r->base) / PAGE_BYTES -
+                     origin,
+                     (scan.vec[i].end - (uintptr_t)r->base) / PAGE_BYTES -
+                     origin);
+        }
+        if (scan.walk_end <= scan.start) {
+            break;
+        }
+        scan.start = scan.walk_end;
+    }
+    return 0;
+}
+
+void dirty_arm(KsmRegion *r, size_t chunk)
+{
+    size_t from = MAX(chunk * CHUNK_PAGES, first_page(r));
+    size_t to = MIN((chunk + 1) * CHUNK_PAGES, end_page(r));
+
+    r->chunk[chunk].flags |= CHUNK_ARMED;
+    if (r->tracking) {
+        pagemap_ask(r, from, to, from, NULL);
+    }
+}
+
+void dirty_protect(KsmRegion *r, size_t page, size_t n)
+{
+    if (r->tracking) {
+        pagemap_ask(r, page, page + n, page, NULL);
+    }
+}
+
+/* Should this chunk be asked about in this pass?  Counts the pass. */
+static bool chunk_due(KsmChunk *c)
+{
+    if (!(c->flags & CHUNK_ARMED)) {
+        return false;
+    }
+    if (c->hot_wait) {
+        c->hot_wait--;
+        return false;
+    }
+    return true;
+}
+
+static void pagemap_sync(KsmRegion *r, size_t chunk, size_t end)
+{
+    KsmEngine *e = r->engine;
+    size_t lo = first_page(r), hi = end_page(r), n;
+
+    for (size_t c = chunk; c < end; c += n) {
+        size_t from = MAX(c * CHUNK_PAGES, lo), to;
+
+        n = 1;
+        if (!chunk_due(&r->chunk[c])) {
+            continue;
+        }
+        while (c + n < end && (r->chunk[c + n].flags & CHUNK_ARMED) &&
+               !r->chunk[c + n].hot_wait) {
+            n++;
+        }
+        to = MIN((c + n) * CHUNK_PAGES, hi);
+        memset(e->bitmap, 0, n * CHUNK_PAGES / 8);
+        if (pagemap_ask(r, from, to, c * CHUNK_PAGES, e->bitmap) < 0) {
+            memset(e->bitmap, 0xff, n * CHUNK_PAGES / 8);
+        }
+        for (size_t i = 0; i < n; i++) {
+            chunk_apply(r, c + i, e->bitmap + i * CHUNK_PAGES / 64);
+            r->chunk[c + i].hot_wait = (1u << r->chunk[c + i].hot) - 1;
+        }
+    }
+}
+
+/* Holes and merged pages that the source says nothing about. */
+static void unasked(KsmRegion *r, size_t chunk, size_t end)
+{
+    bool look = r->engine->scan.pass % CHECK_PASSES == 0;
+
+    for (size_t c = chunk; c < end; c++) {
+        if (r->chunk[c].mapped && look) {
+            r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;
+        }
+        if (!(r->chunk[c].flags & CHUNK_ARMED)) {
+            r->chunk[c].flags |= CHUNK_VISIT;
+        }
+    }
+}
+
+static void log_sync(KsmRegion *r, size_t chunk, size_t end)
+{
+    KsmEngine *e = r->engine;
+    size_t lo = MAX(chunk * CHUNK_PAGES, first_page(r));
+    size_t hi = MIN(end * CHUNK_PAGES, end_page(r));
+    size_t shift = lo - chunk * CHUNK_PAGES;
+    unsigned long *bits = e->bitmap;
+    size_t words = (end - chunk) * CHUNK_PAGES / 64;
+
+    memset(bits, 0, words * sizeof(*bits));
+    if (!r->ops->dirty_sync(r->opaque, lo - first_page(r), hi - lo, bits)) {
+        memset(bits, 0xff, words * sizeof(*bits));
+    } else if (shift) {
+        /* the op counts from the region's first page, we from its chunk */
+        for (size_t i = hi - lo; i-- > 0;) {
+            size_t to = i + shift;
+            bool on = bits[i / 64] >> (i % 64) & 1;
+
+            bits[to / 64] &= ~(1ul << (to % 64));
+            bits[to / 64] |= (unsigned long)on << (to % 64);
+        }
+        for (size_t i = 0; i < shift; i++) {
+            bits[i / 64] &= ~(1ul << (i % 64));
+        }
+    }
+    for (size_t c = chunk; c < end; c++) {
+        chunk_apply(r, c, bits + (c - chunk) * CHUNK_PAGES / 64);
+    }
+}
+
+/* Without a source: everything not merged is looked at, every pass. */
+static void checksum_sync(KsmRegion *r, size_t chunk, size_t end)
+{
+    for (size_t c = chunk; c < end; c++) {
+        r->chunk[c].flags |= CHUNK_VISIT;
+    }
+}
+
+size_t dirty_sync(KsmRegion *r, size_t chunk)
+{
+    size_t end = MIN(chunk + PIECE_PAGES / CHUNK_PAGES, r->n_chunks);
+
+    switch (r->dirty) {
+    case KSM_DIRTY_LOG:
+        log_sync(r, chunk, end);
+        break;
+    case KSM_DIRTY_PAGEMAP:
+        pagemap_sync(r, chunk, end);
+        unasked(r, chunk, end);
+        break;
+    default:
+        checksum_sync(r, chunk, end);
+        unasked(r, chunk, end);
+        break;
+    }
+    return end;
+}

@@ -1,0 +1,732 @@
+/*
+ * libksm: the engine: construction, stepping, and what its owner calls
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * All state is behind one lock.  ksm_step() holds it for a chunk at a time;
+ * it is a ticket lock, so that others are not starved.  The lock is also
+ * taken around fork(): a child made while pages are in the staging area
+ * would find holes where they were.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "dirty.h"
+#include "engine.h"
+#include "prim.h"
+#include "scan.h"
+
+G_DEFINE_QUARK(ksm-error-quark, ksm_error)
+
+/* Engines of this process, for fork() and against registering twice. */
+static GMutex engines_lock;
+static GPtrArray *engines;
+
+void lock_take(KsmLock *l)
+{
+    uint64_t ticket;
+
+    g_mutex_lock(&l->mutex);
+    ticket = l->next++;
+    while (l->serving != ticket) {
+        g_cond_wait(&l->turn, &l->mutex);
+    }
+    g_mutex_unlock(&l->mutex);
+}
+
+void lock_release(KsmLock *l)
+{
+    g_mutex_lock(&l->mutex);
+    l->serving++;
+    g_cond_broadcast(&l->turn);
+    g_mutex_unlock(&l->mutex);
+}
+
+static void fork_prepare(void)
+{
+    g_mutex_lock(&engines_lock);
+    for (guint i = 0; engines && i < engines->len; i++) {
+        lock_take(&((KsmEngine *)g_ptr_array_index(engines, i))->lock);
+    }
+}
+
+static void fork_done(void)
+{
+    for (guint i = 0; engines && i < engines->len; i++) {
+        lock_release(&((KsmEngine *)g_ptr_array_index(engines, i))->lock);
+    }
+    g_mutex_unlock(&engines_lock);
+}
+
+static void engines_add(KsmEngine *e)
+{
+    static bool watching;
+
+    g_mutex_lock(&engines_lock);
+    if (!engines) {
+        engines = g_ptr_array_new();
+    }
+    if (!watching) {
+        watching = true;
+        pthread_atfork(fork_prepare, fork_done, fork_done);
+    }
+    g_ptr_array_add(engines, e);
+    g_mutex_unlock(&engines_lock);
+}
+
+static void engines_drop(KsmEngine *e)
+{
+    g_mutex_lock(&engines_lock);
+    if (engines) {
+        g_ptr_array_remove(engines, e);
+        if (engines->len == 0) {
+            g_clear_pointer(&engines, g_ptr_array_unref);
+        }
+    }
+    g_mutex_unlock(&engines_lock);
+}
+
+void ksm_config_init(KsmConfig *config)
+{
+    *config = (KsmConfig) {
+        .scope = KSM_SCOPE_VM,
+        .dirty = KSM_DIRTY_AUTO,
+        .free_policy = KSM_FREE_AUTO,
+        .smart_scan = true,
+        .max_cpu = 10,
+        .split_min_pages = 64,
+        .max_page_sharing = 256,
+        .vma_reserve_percent = 25,
+        .stall_limit_ns = 1000000,
+    };
+}
+
+/* Opens a userfaultfd with the features; -errno. */
+static int uffd_open(uint64_t features)
+{
+    int fd = prim.uffd(), ret;
+
+    if (fd < 0) {
+        return fd;
+    }
+    ret = prim.uffd_api(fd, features);
+    if (ret < 0) {
+        prim.close(fd);
+        return ret;
+    }
+    return fd;
+}
+
+static void uffd_error(int err, GError **error)
+{
+    if (err == -EPERM || err == -EACCES) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_PERMISSION,
+                    "userfaultfd is not permitted: give the process access "
+                    "to /dev/userfaultfd or CAP_SYS_PTRACE, or set the "
+                    "sysctl vm.unprivileged_userfaultfd to 1");
+    } else if (err == -EMFILE || err == -ENFILE || err == -ENOMEM) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
+                    "cannot open a userfaultfd: %s", g_strerror(-err));
+    } else {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "the kernel lacks %s", err == -ENOSYS ? "userfaultfd"
+                    : "UFFDIO_MOVE (Linux 6.8)");
+    }
+}
+
+bool ksm_supported(GError **error)
+{
+    int fd = uffd_open(UFFD_MOVE);
+
+    if (fd < 0) {
+        uffd_error(fd, error);
+        return false;
+    }
+    prim.close(fd);
+    return true;
+}
+
+static uint32_t place_hash(void *opaque, uint32_t place)
+{
+    KsmEngine *e = opaque;
+    KsmRegion *r;
+    size_t page;
+
+    if (place & PLACE_SLOT) {
+        return e->pool.hash[place & ~PLACE_SLOT];
+    }
+    r = engine_page(e, place, &page);
+    return r->tag[page];
+}
+
+static void slot_unindex(void *opaque, uint32_t hash, uint32_t slot)
+{
+    KsmEngine *e = opaque;
+
+    index_remove(&e->index, hash, slot | PLACE_SLOT);
+    e->pool.users[slot] &= ~SLOT_INDEXED;
+}
+
+/* Opens what an engine needs; false with @error set. */
+static bool engine_open(KsmEngine *e, GError **error)
+{
+    int ret;
+
+    e->uffd = uffd_open(UFFD_MOVE | UFFD_WP | UFFD_WP_SHMEM | UFFD_WP_ASYNC);
+    e->wp_async = e->uffd >= 0;
+    if (e->uffd < 0) {
+        e->uffd = uffd_open(UFFD_MOVE);
+    }
+    if (e->uffd < 0) {
+        uffd_error(e->uffd, error);
+        return false;
+    }
+    e->uffd_wp = uffd_open(UFFD_WP | UFFD_WP_SHMEM);
+    e->pagemap = prim.open_read("/proc/self/pagemap");
+    if (e->pagemap < 0) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
+                    "cannot open /proc/self/pagemap: %s",
+                    g_strerror(-e->pagemap));
+        return false;
+    }
+    ret = pool_init(&e->pool, e->cfg.max_page_sharing);
+    if (ret < 0) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
+                    "cannot make the pool: %s", g_strerror(-ret));
+        return false;
+    }
+    ret = merge_init(e);
+    if (ret < 0) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
+                    "cannot make the staging area: %s", g_strerror(-ret));
+        return false;
+    }
+    return true;
+}
+
+static void config_clamp(KsmConfig *c)
+{
+    c->max_cpu = CLAMP(c->max_cpu, 1, 100);
+    c->split_min_pages = CLAMP(c->split_min_pages, 1, CHUNK_PAGES);
+    c->max_page_sharing = CLAMP(c->max_page_sharing, 2, SLOT_USERS);
+    c->vma_reserve_percent = MIN(c->vma_reserve_percent, 99);
+}
+
+static void engine_close(KsmEngine *e)
+{
+    merge_free(e);
+    pool_free(&e->pool);
+    index_free(&e->index);
+    if (e->uffd >= 0) {
+        prim.close(e->uffd);
+    }
+    if (e->uffd_wp >= 0) {
+        prim.close(e->uffd_wp);
+    }
+    if (e->pagemap >= 0) {
+        prim.close(e->pagemap);
+    }
+    g_free(e->bitmap);
+    g_free(e->ranges);
+    g_free(e->dir);
+    g_ptr_array_unref(e->regions);
+    g_mutex_clear(&e->lock.mutex);
+    g_cond_clear(&e->lock.turn);
+    g_free(e);
+}
+
+KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
+{
+    static const char zeroes[PAGE_BYTES];
+    KsmEngine *e = g_new0(KsmEngine, 1);
+
+    e->cfg = *config;
+    config_clamp(&e->cfg);
+    e->run = true;
+    e->uffd = e->uffd_wp = e->pagemap = e->pool.fd = e->pool.map_fd = -1;
+    g_mutex_init(&e->lock.mutex);
+    g_cond_init(&e->lock.turn);
+    e->regions = g_ptr_array_new();
+    e->bitmap = g_malloc0(PIECE_PAGES / 8);
+    e->ranges = g_new0(PmRange, N_RANGES);
+    index_init(&e->index, place_hash, e);
+    if (!engine_open(e, error)) {
+        engine_close(e);
+        return NULL;
+    }
+    e->pool.unindex = slot_unindex;
+    e->pool.opaque = e;
+    e->seed = prim.random();
+    e->hash = hash_best();
+    e->zero_hash = e->hash(zeroes, e->seed);
+    engines_add(e);
+    return e;
+}
+
+void ksm_engine_free(KsmEngine *engine)
+{
+    g_assert(engine->regions->len == 0);
+    engines_drop(engine);
+    engine_close(engine);
+}
+
+void ksm_engine_set_run(KsmEngine *engine, bool run)
+{
+    lock_take(&engine->lock);
+    engine->run = run;
+    if (run) {
+        scan_kick(engine);
+    }
+    lock_release(&engine->lock);
+}
+
+void ksm_engine_set_max_cpu(KsmEngine *engine, unsigned percent)
+{
+    lock_take(&engine->lock);
+    engine->cfg.max_cpu = CLAMP(percent, 1, 100);
+    lock_release(&engine->lock);
+}
+
+void ksm_engine_set_target_scan(KsmEngine *engine, unsigned seconds)
+{
+    lock_take(&engine->lock);
+    engine->cfg.target_scan_s = seconds;
+    lock_release(&engine->lock);
+}
+
+void ksm_engine_set_smart_scan(KsmEngine *engine, bool on)
+{
+    lock_take(&engine->lock);
+    engine->cfg.smart_scan = on;
+    lock_release(&engine->lock);
+}
+
+int engine_kinds(KsmEngine *e, const void *addr, unsigned n, uint8_t *kinds)
+{
+    PmScan scan = {
+        .fd = e->pagemap,
+        .start = (uintptr_t)addr,
+        .end = (uintptr_t)addr + n * PAGE_BYTES,
+        .any = PM_PRESENT | PM_SWAPPED,
+        .tell = PM_PRESENT | PM_SWAPPED | PM_FILE | PM_ZEROPFN | PM_HUGE,
+        .vec = e->ranges,
+        .vec_len = N_RANGES,
+    };
+    ssize_t got = prim.pagemap(&scan);
+
+    if (got < 0) {
+        return got;
+    }
+    memset(kinds, 0, n);
+    for (ssize_t i = 0; i < got; i++) {
+        size_t from = (e->ranges[i].start - (uintptr_t)addr) / PAGE_BYTES;
+        size_t to = (e->ranges[i].end - (uintptr_t)addr) / PAGE_BYTES;
+
+        memset(kinds + from, e->ranges[i].kinds, to - from);
+    }
+    return 0;
+}
+
+void engine_stall(KsmEngine *e, uint64_t ns)
+{
+    unsigned bucket = 0;
+
+    while (bucket < KSM_STALL_BUCKETS - 1 &&
+           ns >= UINT64_C(1000) << bucket) {
+        bucket++;
+    }
+    e->total.stall[bucket]++;
+    e->total.stall_count++;
+    e->total.stall_max = MAX(e->total.stall_max, ns);
+}
+
+/* A range of ids for the region's pages. */
+static void dir_enter(KsmEngine *e, KsmRegion *r)
+{
+    size_t at = 0, run = 0;
+
+    for (; at < e->dir_len && run < r->n_chunks; at++) {
+        run = e->dir[at] ? 0 : run + 1;
+    }
+    at -= run;
+    if (run < r->n_chunks) {
+        size_t len = at + r->n_chunks;
+
+        e->dir = g_renew(KsmRegion *, e->dir, len);
+        e->dir_len = len;
+    }
+    for (size_t i = 0; i < r->n_chunks; i++) {
+        e->dir[at + i] = r;
+    }
+    r->first_id = at * CHUNK_PAGES;
+}
+
+static bool overlaps(const KsmEngine *e, const char *addr, size_t len)
+{
+    for (guint i = 0; i < e->regions->len; i++) {
+        const KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        if (addr < r->addr + r->len && r->addr < addr + len) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool region_given_already(KsmEngine *e, const char *addr, size_t len)
+{
+    bool found = false;
+
+    g_mutex_lock(&engines_lock);
+    for (guint i = 0; i < engines->len && !found; i++) {
+        KsmEngine *other = g_ptr_array_index(engines, i);
+
+        lock_take(&other->lock);
+        found = overlaps(other, addr, len);
+        lock_release(&other->lock);
+    }
+    g_mutex_unlock(&engines_lock);
+    return found;
+}
+
+static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
+{
+    size_t pages = e->n_pages + r->n_pages;
+    int ret = 0;
+
+    if (pages >= PLACE_SLOT) {
+        ret = -EFBIG;
+    }
+    if (ret == 0 && !engine_zero_only(e)) {
+        ret = index_reserve(&e->index, pages);
+        ret = ret < 0 ? ret : pool_reserve(&e->pool, pages);
+    }
+    if (ret < 0) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
+                    "no memory to manage %zu more pages: %s", r->n_pages,
+                    g_strerror(-ret));
+        return false;
+    }
+    ret = dirty_init(r);
+    if (ret < 0) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "the dirty source asked for does not work here: %s",
+                    ret == -EINVAL ? "the region has no dirty_sync op"
+                    : ret == -ENOTSUP ? "the kernel lacks PAGEMAP_SCAN with "
+                      "asynchronous write-protection (Linux 6.7)"
+                    : "the memory cannot be registered with userfaultfd");
+        return false;
+    }
+    dir_enter(e, r);
+    e->n_pages = pages;
+    g_ptr_array_add(e->regions, r);
+    scan_kick(e);
+    e->scan.pass = MIN(e->scan.pass, 1);
+    return true;
+}
+
+KsmRegion *ksm_region_add(KsmEngine *engine, void *addr, size_t len, int node,
+                          const KsmRegionOps *ops, void *opaque,
+                          GError **error)
+{
+    KsmRegion *r;
+
+    if (!len || ((uintptr_t)addr | len) % PAGE_BYTES) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
+                    "address and length must be multiples of %zu", PAGE_BYTES);
+        return NULL;
+    }
+    if (region_given_already(engine, addr, len)) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
+                    "the memory was given to an engine already");
+        return NULL;
+    }
+    lock_take(&engine->lock);
+    r = region_new(engine, addr, len, node, ops, opaque, error);
+    if (r && !region_enter(engine, r, error)) {
+        region_free(r);
+        r = NULL;
+    }
+    lock_release(&engine->lock);
+    return r;
+}
+
+static void region_drop(KsmEngine *e, KsmRegion *r)
+{
+    for (size_t i = 0; i < r->n_pages; i++) {
+        if (page_state(r, i) != PAGE_OUTSIDE) {
+            region_leave(r, i, PAGE_HOLE);
+        }
+    }
+    scan_forget(e, r);
+    for (size_t i = 0; i < e->dir_len; i++) {
+        if (e->dir[i] == r) {
+            e->dir[i] = NULL;
+        }
+    }
+    g_ptr_array_remove(e->regions, r);
+    e->n_pages -= r->n_pages;
+    pool_flush(&e->pool);
+}
+
+int ksm_region_remove(KsmRegion *region, KsmRemove how)
+{
+    KsmEngine *e = region->engine;
+    int ret = 0;
+
+    lock_take(&e->lock);
+    if (how == KSM_REMOVE_UNMERGE) {
+        ret = merge_restore(e, region, 0, region->n_pages);
+        if (ret == 0) {
+            dirty_pause(region);
+        }
+    }
+    if (ret == 0) {
+        region_drop(e, region);
+    }
+    lock_release(&e->lock);
+    if (ret == 0) {
+        region_free(region);
+    }
+    return ret;
+}
+
+/* When to be called again, after a step that did what it could. */
+static int64_t step_pause(KsmEngine *e, bool more)
+{
+    uint64_t now = prim.now_ns();
+    uint64_t rest = budget_rest(&e->budget, e->cfg.max_cpu);
+    uint64_t spread = 0;
+
+    if (!more) {
+        uint64_t wait = e->scan.due > now ? e->scan.due - now : 0;
+
+        spread = budget_spread(e->cfg.target_scan_s * UINT64_C(1000000000),
+                               now - e->scan.started, 1, 1);
+        return MAX(MAX(rest, wait), spread);
+    }
+    if (e->cfg.target_scan_s) {
+        spread = budget_spread(e->cfg.target_scan_s * UINT64_C(1000000000),
+                               now - e->scan.started, e->scan.visited,
+                               e->n_pages / CHUNK_PAGES);
+    }
+    return MAX(rest, spread);
+}
+
+int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
+{
+    KsmEngine *e = engine;
+    int64_t pause = -1;
+    bool more = true;
+
+    lock_take(&e->lock);
+    budget_begin(&e->budget, e->cfg.max_cpu, max_ns);
+    if (!max_ns && e->run && e->scan.phase == PHASE_START &&
+        prim.now_ns() < e->scan.due) {
+        pause = e->scan.due - prim.now_ns();
+        more = false;
+    }
+    while (more && e->run && e->regions->len) {
+        more = scan_step(e);
+        pause = step_pause(e, more);
+        if (budget_used(&e->budget) >= e->budget.limit) {
+            break;
+        }
+        lock_release(&e->lock);
+        lock_take(&e->lock);
+    }
+    if (!e->run || !e->regions->len) {
+        pause = -1;
+    }
+    lock_release(&e->lock);
+    return pause;
+}
+
+/* A byte range of a region as pages; false: not inside, or not aligned. */
+static bool range_pages(const KsmRegion *r, size_t offset, size_t len,
+                        size_t *page, size_t *n)
+{
+    if ((offset | len) % PAGE_BYTES || offset > r->len ||
+        len > r->len - offset) {
+        return false;
+    }
+    *page = (r->addr - r->base + offset) / PAGE_BYTES;
+    *n = len / PAGE_BYTES;
+    return true;
+}
+
+/* Runs of the range that are (not) in a mapping of the pool, within a
+ * chunk. */
+static size_t uniform_run(const KsmRegion *r, size_t page, size_t end)
+{
+    bool mapped = page_is_mapped(r, page);
+    size_t n = 1;
+
+    while (page + n < end && (page + n) % CHUNK_PAGES &&
+           page_is_mapped(r, page + n) == mapped) {
+        n++;
+    }
+    return n;
+}
+
+/* Zeroes where a mapping cannot be had. */
+static int zero_in_place(KsmRegion *r, size_t page, size_t n)
+{
+    int ret = prim.advise(page_addr(r, page), n * PAGE_BYTES,
+                          23 /* MADV_POPULATE_WRITE */);
+
+    if (ret == 0) {
+        memset(page_addr(r, page), 0, n * PAGE_BYTES);
+    }
+    return ret;
+}
+
+static int discard_run(KsmRegion *r, size_t page, size_t n)
+{
+    bool mapped = page_is_mapped(r, page);
+    PageState to = PAGE_HOLE;
+    int ret;
+
+    if (mapped) {
+        ret = region_map_anonymous(r, page, n);
+        if (ret < 0) {
+            ret = zero_in_place(r, page, n);
+            to = PAGE_BROKEN;
+        }
+    } else {
+        ret = prim.advise(page_addr(r, page), n * PAGE_BYTES, MADV_DONTNEED);
+    }
+    if (ret < 0) {
+        return ret;
+    }
+    for (size_t i = page; i < page + n; i++) {
+        uint32_t tag = r->tag[i];
+
+        region_leave(r, i, to);
+        r->tag[i] = tag;
+    }
+    if (mapped && to == PAGE_HOLE) {
+        dirty_track(r, page, n);
+    }
+    return 0;
+}
+
+static int discard_locked(KsmRegion *r, size_t page, size_t n)
+{
+    size_t end = page + n, k;
+    int ret = 0;
+
+    for (size_t i = page; i < end && ret == 0; i += k) {
+        size_t chunk = i / CHUNK_PAGES;
+
+        k = uniform_run(r, i, end);
+        ret = discard_run(r, i, k);
+        region_count_runs(r, chunk);
+        r->chunk[chunk].flags |= CHUNK_VISIT;
+    }
+    if (end / CHUNK_PAGES < r->n_chunks) {
+        region_count_runs(r, end / CHUNK_PAGES);
+    }
+    return ret;
+}
+
+int ksm_discard(KsmRegion *region, size_t offset, size_t len)
+{
+    size_t page, n;
+    int ret = -EINVAL;
+
+    lock_take(&region->engine->lock);
+    if (range_pages(region, offset, len, &page, &n)) {
+        ret = discard_locked(region, page, n);
+    }
+    lock_release(&region->engine->lock);
+    return ret;
+}
+
+static int hint_run(KsmRegion *r, size_t page, size_t n)
+{
+    int ret = prim.advise(page_addr(r, page), n * PAGE_BYTES, MADV_FREE);
+
+    if (ret < 0) {
+        return ret;
+    }
+    for (size_t i = page; i < page + n; i++) {
+        PageState s = page_state(r, i);
+
+        if (s != PAGE_HOLE && s != PAGE_GIVEN) {
+            region_leave(r, i, PAGE_FREED);
+        }
+    }
+    dirty_protect(r, page, n);
+    return 0;
+}
+
+static int hint_locked(KsmRegion *r, size_t page, size_t n)
+{
+    bool eager = r->engine->cfg.free_policy == KSM_FREE_EAGER;
+    size_t end = page + n, k;
+    int ret = 0;
+
+    for (size_t i = page; i < end && ret == 0; i += k) {
+        k = uniform_run(r, i, end);
+        if (eager || page_is_mapped(r, i)) {
+            ret = discard_locked(r, i, k);
+        } else {
+            ret = hint_run(r, i, k);
+        }
+    }
+    r->free_hinted += ret == 0 ? n : 0;
+    r->engine->total.free_hinted += ret == 0 ? n : 0;
+    return ret;
+}
+
+int ksm_free_hint(KsmRegion *region, size_t offset, size_t len)
+{
+    size_t page, n;
+    int ret = -EINVAL;
+
+    lock_take(&region->engine->lock);
+    if (range_pages(region, offset, len, &page, &n)) {
+        ret = hint_locked(region, page, n);
+    }
+    lock_release(&region->engine->lock);
+    return ret;
+}
+
+int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
+{
+    KsmEngine *e = region->engine;
+    size_t page, n;
+    int ret = -EINVAL;
+
+    lock_take(&e->lock);
+    if (range_pages(region, offset, len, &page, &n)) {
+        ret = merge_restore(e, region, page, n);
+        if (ret == 0 && len == region->len) {
+            dirty_pause(region);
+        }
+        pool_flush(&e->pool);
+    }
+    lock_release(&e->lock);
+    return ret;
+}
+
+void ksm_rescan(KsmEngine *engine)
+{
+    lock_take(&engine->lock);
+    for (guint i = 0; i < engine->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(engine->regions, i);
+
+        memset(r->history, 0, r->n_pages);
+        for (size_t c = 0; c < r->n_chunks; c++) {
+            r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;
+            r->chunk[c].wait = 0;
+            r->chunk[c].tried = 0;
+            r->chunk[c].hot_wait = 0;
+        }
+    }
+    scan_kick(engine);
+    lock_release(&engine->lock);
+}

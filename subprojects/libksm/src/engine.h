@@ -1,0 +1,116 @@
+/*
+ * libksm: the engine, as its rooms see it
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#ifndef KSM_ENGINE_H
+#define KSM_ENGINE_H
+
+#include "budget.h"
+#include "hash.h"
+#include "index.h"
+#include "libksm.h"
+#include "merge.h"
+#include "pool.h"
+#include "prim.h"
+#include "region.h"
+#include "run.h"
+
+/* A ticket lock: the thread in ksm_step() takes it chunk after chunk, and
+ * whoever else wants it must get its turn in between. */
+typedef struct KsmLock {
+    GMutex mutex;
+    GCond turn;
+    uint64_t next;
+    uint64_t serving;
+} KsmLock;
+
+void lock_take(KsmLock *l);
+void lock_release(KsmLock *l);
+
+typedef enum ScanPhase {
+    PHASE_START,        /* of a pass */
+    PHASE_SYNC,         /* ask what was written */
+    PHASE_GOOD,         /* visit chunks where merging paid, and new ones */
+    PHASE_REST,         /* visit the others */
+} ScanPhase;
+
+#define RIPE_MAX 256
+
+typedef struct KsmVmas {
+    size_t limit;           /* mappings the process may come to have */
+    size_t used;            /* it had when they were counted */
+    size_t since;           /* made by us since then, at most */
+    uint64_t counted;       /* ns; 0: never */
+} KsmVmas;
+
+typedef struct KsmScan {
+    ScanPhase phase;
+    KsmRegion *region;      /* cursor */
+    size_t chunk;
+    uint64_t pass;          /* passes begun */
+    uint64_t started;       /* ns; of this pass */
+    uint64_t due;           /* ns; when the next one may begin */
+    uint64_t idle_ns;       /* pause between passes, grows while idle */
+    uint64_t active;        /* something was hashed or merged in this pass */
+    uint64_t visited;       /* chunks of this pass behind us */
+    uint32_t ripe[RIPE_MAX];    /* ids of first pages: chunks to merge */
+    unsigned n_ripe;
+    bool again;             /* something was left for a pass soon */
+} KsmScan;
+
+struct KsmEngine {
+    KsmConfig cfg;
+    bool run;
+    KsmLock lock;
+    int uffd;               /* MISSING, MOVE and async write-protect */
+    int uffd_wp;            /* blocking write-protect: restore */
+    int pagemap;
+    bool wp_async;
+    bool wp_shmem;
+    GPtrArray *regions;
+    KsmRegion **dir;        /* id of a page / 512 -> region */
+    size_t dir_len;
+    size_t dir_bytes;
+    size_t n_pages;         /* of all regions */
+    KsmIndex index;
+    KsmPool pool;
+    KsmHash hash;
+    uint64_t seed;
+    uint64_t zero_hash;
+    KsmMerge merge;
+    KsmPlan plan;
+    KsmVmas vmas;
+    KsmScan scan;
+    KsmBudget budget;
+    KsmStats total;         /* counts only */
+    unsigned long *bitmap;  /* for dirty: a piece of a region */
+    PmRange *ranges;        /* for PAGEMAP_SCAN */
+    uint8_t kinds[CHUNK_PAGES]; /* PM_* of the chunk being visited */
+};
+
+#define N_RANGES    1024u
+#define PIECE_PAGES (64u * CHUNK_PAGES)     /* dirty is asked by 128 MiB */
+
+/* Equal pages merge only where the scope says so. */
+static inline bool engine_zero_only(const KsmEngine *e)
+{
+    return e->cfg.scope == KSM_SCOPE_ZERO;
+}
+
+/* The region of a page id, and the number of the page there. */
+static inline KsmRegion *engine_page(const KsmEngine *e, uint32_t id,
+                                     size_t *page)
+{
+    KsmRegion *r = e->dir[id / CHUNK_PAGES];
+
+    *page = id - r->first_id;
+    return r;
+}
+
+/* Kinds (PM_*) of each page of a range of up to a chunk. 0 or -errno. */
+int engine_kinds(KsmEngine *e, const void *addr, unsigned n, uint8_t *kinds);
+
+void engine_stall(KsmEngine *e, uint64_t ns);
+
+#endif

@@ -1,0 +1,61 @@
+/*
+ * libksm: content -> place
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * One table for both kinds of places.  Stable: a slot of the pool, whose
+ * content never changes.  Unstable: a page of a region, a candidate; it is
+ * taken out when its page is written, and where that was missed, comparing
+ * the pages finds out.  Entries are 5 bytes: a place and 8 bits of the hash;
+ * twelve of them fill a cache line, and a hash has two lines where it may
+ * stand.  So every operation touches two lines, whatever pages a guest
+ * writes; when both are full the page is not indexed, which costs a chance
+ * to merge and nothing else.
+ *
+ * The table knows the 32-bit hash of an entry only by asking whoever owns
+ * the place (IndexHash): pages and slots keep it anyway.
+ */
+#ifndef KSM_INDEX_H
+#define KSM_INDEX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define PLACE_NONE  UINT32_MAX
+#define PLACE_SLOT  (UINT32_C(1) << 31)     /* else the id of a page */
+
+typedef uint32_t (*IndexHash)(void *opaque, uint32_t place);
+
+#define LINE_ENTRIES 12
+
+typedef struct IndexLine {
+    uint8_t print[LINE_ENTRIES];    /* 8 bits of the hash */
+    uint8_t used;                   /* entries in use, for choosing */
+    uint8_t pad[3];
+    uint32_t place[LINE_ENTRIES];   /* PLACE_NONE: free */
+} IndexLine;
+
+typedef struct KsmIndex {
+    IndexLine *line;
+    size_t n_lines;
+    size_t count;
+    IndexHash hash_of;
+    void *opaque;
+} KsmIndex;
+
+void index_init(KsmIndex *x, IndexHash hash_of, void *opaque);
+void index_free(KsmIndex *x);
+
+/* Makes room for @n entries; 0 or -ENOMEM (then it stays as it was). */
+int index_reserve(KsmIndex *x, size_t n);
+
+uint32_t index_lookup(const KsmIndex *x, uint32_t hash);
+void index_prefetch(const KsmIndex *x, uint32_t hash);
+/* False: no room. */
+bool index_insert(KsmIndex *x, uint32_t hash, uint32_t place);
+void index_remove(KsmIndex *x, uint32_t hash, uint32_t place);
+void index_replace(KsmIndex *x, uint32_t hash, uint32_t from, uint32_t to);
+size_t index_bytes(const KsmIndex *x);
+
+#endif

@@ -1,0 +1,733 @@
+/*
+ * libksm: carrying a plan out
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * See merge.h for the idea, and for what must not happen.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "dirty.h"
+#include "engine.h"
+#include "merge.h"
+#include "prim.h"
+#include "scan.h"
+#include "tsan.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ  22
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define MOVE_TRIES      8u      /* a page that is busy for a moment */
+#define MOVE_BACK_MIN   8u      /* pages: from here on moving back is cheaper
+                                 * than copying */
+
+/* One isolation in progress. */
+typedef struct Isolation {
+    KsmRegion *r;
+    size_t page;        /* first page of the span, in the region */
+    unsigned at;        /* ... and in the plan */
+    unsigned n;
+    char *stage;        /* where the first page of the span was moved */
+    bool huge;          /* in the staging area for huge pages */
+    bool kinds_known;
+} Isolation;
+
+static void *stage_map(void *addr, size_t len, int flags)
+{
+    return prim.map(addr, len, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+}
+
+static int stage_prepare(KsmEngine *e, char *stage)
+{
+    UffdRange range = { e->uffd, stage, CHUNK_BYTES };
+
+    prim.advise(stage, CHUNK_BYTES, MADV_DONTFORK);
+    prim.advise(stage, CHUNK_BYTES, MADV_DONTDUMP);
+    prim.advise(stage, CHUNK_BYTES, stage == e->merge.huge
+                ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    return prim.uffd_register(&range, UFFD_MISSING);
+}
+
+int merge_init(KsmEngine *e)
+{
+    KsmMerge *m = &e->merge;
+    uintptr_t at;
+    int ret;
+
+    m->map_len = 4 * CHUNK_BYTES;
+    m->map = stage_map(NULL, m->map_len, MAP_NORESERVE);
+    if (!m->map) {
+        return -ENOMEM;
+    }
+    at = ROUND_UP_TO((uintptr_t)m->map, CHUNK_BYTES);
+    m->small = (char *)at;
+    m->huge = (char *)at + CHUNK_BYTES;
+    ret = stage_prepare(e, m->small);
+    ret = ret < 0 ? ret : stage_prepare(e, m->huge);
+    /* first guesses, replaced by what is measured */
+    m->isolate_ns = 15000;
+    m->map_ns = 4000;
+    m->keep_ns = 1000;
+    return ret;
+}
+
+void merge_free(KsmEngine *e)
+{
+    if (e->merge.map) {
+        prim.unmap(e->merge.map, e->merge.map_len);
+    }
+}
+
+/* Empties a staging area; page tables go too where they are in the way of
+ * moving a huge page.  Repeated until it works: a staged page that stayed
+ * would be in the way of the next one. */
+static void stage_drop(KsmEngine *e, char *stage, size_t len, bool tables)
+{
+    for (unsigned tries = 0; ; tries++) {
+        if (!tables && prim.advise(stage, len, MADV_DONTNEED) == 0) {
+            return;
+        }
+        if (tables || tries > 2) {
+            char *whole = stage < e->merge.huge ? e->merge.small
+                                                : e->merge.huge;
+
+            if (stage_map(whole, CHUNK_BYTES, MAP_FIXED | MAP_NORESERVE) &&
+                stage_prepare(e, whole) == 0) {
+                return;
+            }
+        }
+        if (tries > 8) {
+            prim.pause(1000);
+        }
+    }
+}
+
+static UffdRange span_range(KsmEngine *e, const Isolation *s)
+{
+    return (UffdRange) {
+        .fd = e->uffd,
+        .addr = page_addr(s->r, s->page),
+        .len = s->n * PAGE_BYTES,
+    };
+}
+
+/* Moves the span out.  Pages that cannot be moved are marked ACT_STAY or
+ * ACT_PINNED.  Returns the number of pages moved (or holes passed). */
+static unsigned isolate_move(KsmEngine *e, Isolation *s)
+{
+    uint8_t *act = e->plan.act + s->at;
+    unsigned at = 0, moved = 0, tries = 0;
+
+    while (at < s->n) {
+        size_t done = 0;
+        int ret = prim.uffd_move(e->uffd, s->stage + at * PAGE_BYTES,
+                                 page_addr(s->r, s->page + at),
+                                 (s->n - at) * PAGE_BYTES, &done);
+
+        moved += done / PAGE_BYTES;
+        at += done / PAGE_BYTES;
+        if (ret == 0 || done) {
+            tries = 0;
+            continue;
+        }
+        if (ret == -EAGAIN && ++tries < MOVE_TRIES) {
+            continue;
+        }
+        if (s->huge && at == 0) {
+            /* do not break a huge page around the one that is pinned */
+            for (unsigned i = 0; i < s->n; i++) {
+                run_drop(e, s->at + i);
+            }
+            memset(act, ret == -EBUSY || ret == -EAGAIN ? ACT_PINNED
+                                                        : ACT_STAY, s->n);
+            return 0;
+        }
+        run_drop(e, s->at + at);
+        act[at] = ret == -EBUSY || ret == -EAGAIN ? ACT_PINNED : ACT_STAY;
+        if (ret != -EBUSY && ret != -EAGAIN && ret != -EFAULT) {
+            /* not about this page: do not try the others */
+            for (; at < s->n; at++) {
+                run_drop(e, s->at + at);
+                act[at] = ACT_STAY;
+            }
+        }
+        at++;
+        tries = 0;
+    }
+    return moved;
+}
+
+/* Puts staged pages [i, i + n) of the span back, except holes and pages that
+ * were not moved.  Comes back when it is done, see the top of merge.h. */
+static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
+{
+    const uint8_t *act = e->plan.act + s->at;
+    bool move = !s->kinds_known || n == CHUNK_PAGES ||
+                (!s->huge && n >= MOVE_BACK_MIN);
+    unsigned end = i + n, tries = 0;
+
+    while (i < end) {
+        unsigned k = 0;
+        size_t done = 0;
+        int ret;
+
+        while (i + k < end && act[i + k] != ACT_STAY &&
+               act[i + k] != ACT_PINNED && act[i + k] != ACT_HOLE) {
+            k++;
+        }
+        if (!k) {
+            i++;
+            continue;
+        }
+        ret = move ? prim.uffd_move(e->uffd, page_addr(s->r, s->page + i),
+                                    s->stage + i * PAGE_BYTES,
+                                    k * PAGE_BYTES, &done)
+                   : prim.uffd_copy(e->uffd, page_addr(s->r, s->page + i),
+                                    s->stage + i * PAGE_BYTES,
+                                    k * PAGE_BYTES, &done);
+        i += done / PAGE_BYTES;
+        if (ret == 0 || done) {
+            tries = 0;
+            continue;
+        }
+        if (tries > 1000 && (ret == -ENOENT || ret == -EINVAL)) {
+            g_warning("libksm: registered memory was unmapped");
+            return;
+        }
+        if (s->kinds_known) {
+            move = !move;
+        }
+        if (++tries > 8) {
+            prim.pause(100);
+        }
+    }
+}
+
+/* Is there no mapping at part of the range? */
+static bool range_has_gap(void *addr, size_t len)
+{
+    return prim.advise(addr, len, MADV_NORMAL) == -ENOMEM;
+}
+
+/* Maps the pool over a run.  False: the range is still as it was. */
+static bool map_run(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
+{
+    void *addr = page_addr(s->r, s->page + i);
+    size_t len = n * PAGE_BYTES;
+    off_t offset = (off_t)e->plan.slot[s->at + i] * PAGE_BYTES;
+
+    for (unsigned tries = 0; ; tries++) {
+        if (prim.map(addr, len, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, e->pool.map_fd,
+                     offset)) {
+            region_attributes(s->r, addr, len);
+            e->vmas.since += 2;
+            return true;
+        }
+        if (!range_has_gap(addr, len)) {
+            run_vmas_full(e);
+            return false;
+        }
+        prim.pause(tries > 8 ? 1000 : 0);
+    }
+}
+
+static bool act_joined(const KsmPlan *p, unsigned i)
+{
+    return p->act[i] == ACT_MAP && p->act[i + 1] == ACT_MAP &&
+           p->slot[i] + 1 == p->slot[i + 1];
+}
+
+/* Maps all runs; those that fail are to be kept.  Returns their number. */
+static unsigned map_runs(KsmEngine *e, Isolation *s)
+{
+    KsmPlan *p = &e->plan;
+    unsigned runs = 0, n;
+
+    for (unsigned i = 0; i < s->n; i += n) {
+        n = 1;
+        if (p->act[s->at + i] != ACT_MAP) {
+            continue;
+        }
+        while (i + n < s->n && act_joined(p, s->at + i + n - 1)) {
+            n++;
+        }
+        if (map_run(e, s, i, n)) {
+            runs++;
+            continue;
+        }
+        p->region->chunk[p->chunk].reason = KSM_REASON_VMA_LIMIT;
+        for (unsigned k = i; k < i + n; k++) {
+            run_drop(e, s->at + k);
+            p->act[s->at + k] = ACT_KEEP;
+        }
+    }
+    return runs;
+}
+
+/* The pool's content under a hash is not what the hash says: it changed
+ * between hashing and copying.  Nobody shall look for it there. */
+static void slot_doubt(KsmEngine *e, KsmRegion *r, uint32_t slot)
+{
+    uint64_t h = e->hash(pool_page(&e->pool, slot), e->seed);
+
+    if (scan_fold(r, h) != e->pool.hash[slot] &&
+        (e->pool.users[slot] & SLOT_INDEXED)) {
+        index_remove(&e->index, e->pool.hash[slot], slot | PLACE_SLOT);
+        e->pool.users[slot] &= ~SLOT_INDEXED;
+    }
+}
+
+static bool page_is_zero(const char *page)
+{
+    return page[0] == 0 && !memcmp(page, page + 1, PAGE_BYTES - 1);
+}
+
+/* Compares what was staged with what it shall become.  Returns the number of
+ * pages that stand. */
+static unsigned verify(KsmEngine *e, Isolation *s)
+{
+    KsmPlan *p = &e->plan;
+    unsigned good = 0;
+
+    for (unsigned i = 0; i < s->n; i++) {
+        unsigned at = s->at + i;
+        const char *page = s->stage + i * PAGE_BYTES;
+        bool there = e->merge.kinds[i] & (PM_PRESENT | PM_SWAPPED);
+        bool equal;
+
+        if (p->act[at] == ACT_STAY || p->act[at] == ACT_PINNED) {
+            continue;
+        }
+        if (!there) {
+            run_drop(e, at);
+            p->act[at] = ACT_HOLE;
+            continue;
+        }
+        if (p->act[at] == ACT_KEEP) {
+            continue;
+        }
+        equal = p->act[at] == ACT_ZERO ? page_is_zero(page)
+              : !memcmp(page, pool_page(&e->pool, p->slot[at]), PAGE_BYTES);
+        if (equal) {
+            good++;
+            continue;
+        }
+        if (p->act[at] == ACT_MAP) {
+            slot_doubt(e, s->r, p->slot[at]);
+        }
+        run_drop(e, at);
+        p->act[at] = ACT_CHANGED;
+    }
+    return good;
+}
+
+/* Nothing of the span waits for us any more. */
+static void span_release(KsmEngine *e, Isolation *s)
+{
+    UffdRange range = span_range(e, s);
+    unsigned tries = 0;
+
+    while (prim.uffd_unregister(&range) < 0 && ++tries < 10000) {
+        prim.pause(tries > 8 ? 1000 : 0);
+    }
+    tries = 0;
+    while (prim.uffd_wake(&range) < 0 && ++tries < 10000) {
+        prim.pause(tries > 8 ? 1000 : 0);
+    }
+}
+
+/* Is a page of the span in anonymous memory after all? */
+static bool act_is_own(PlanAct act)
+{
+    return act != ACT_MAP;
+}
+
+static void span_track(KsmEngine *e, Isolation *s)
+{
+    const uint8_t *act = e->plan.act + s->at;
+    unsigned n;
+
+    for (unsigned i = 0; i < s->n; i += n) {
+        bool own = act_is_own(act[i]);
+
+        for (n = 1; i + n < s->n && act_is_own(act[i + n]) == own; n++) {
+        }
+        if (own) {
+            dirty_track(s->r, s->page + i, n);
+        }
+    }
+}
+
+/* The page tables of what was mapped, for us and for whoever has others. */
+static void span_prefault(KsmEngine *e, Isolation *s)
+{
+    const uint8_t *act = e->plan.act + s->at;
+    const KsmRegionOps *ops = s->r->ops;
+    unsigned n;
+
+    for (unsigned i = 0; i < s->n; i += n) {
+        void *addr = page_addr(s->r, s->page + i);
+
+        n = 1;
+        if (act[i] != ACT_MAP) {
+            continue;
+        }
+        while (i + n < s->n && act[i + n] == ACT_MAP) {
+            n++;
+        }
+        prim.advise(addr, n * PAGE_BYTES, MADV_POPULATE_READ);
+        if (ops && ops->prefault) {
+            ops->prefault(s->r->opaque, addr, n * PAGE_BYTES);
+        }
+    }
+}
+
+/* Books what became of the pages of a span. */
+static unsigned span_account(KsmEngine *e, Isolation *s, bool busy)
+{
+    KsmPlan *p = &e->plan;
+    KsmRegion *r = s->r;
+    unsigned merged = 0;
+
+    for (unsigned i = 0; i < s->n; i++) {
+        size_t page = s->page + i;
+        PlanAct act = p->act[s->at + i];
+
+        switch (act) {
+        case ACT_MAP:
+            region_leave(r, page, PAGE_MERGED);
+            r->tag[page] = p->slot[s->at + i];
+            merged++;
+            break;
+        case ACT_ZERO:
+            region_leave(r, page, PAGE_GIVEN);
+            merged++;
+            break;
+        case ACT_CHANGED:
+            region_leave(r, page, PAGE_NEW);
+            page_mark(r, page, true);
+            e->total.verify_failed++;
+            r->verify_failed++;
+            break;
+        case ACT_PINNED:
+            region_leave(r, page, busy ? PAGE_BUSY : PAGE_PINNED);
+            break;
+        case ACT_HOLE:
+            if (page_state(r, page) != PAGE_GIVEN) {
+                region_leave(r, page, PAGE_HOLE);
+            }
+            break;
+        default:
+            break;
+        }
+        p->act[s->at + i] = ACT_KEEP;
+    }
+    return merged;
+}
+
+static void average(uint64_t *to, uint64_t ns)
+{
+    *to = (*to * 7 + ns) / 8;
+}
+
+/* The isolation is undone: every page back, no page lost. */
+static void span_undo(KsmEngine *e, Isolation *s, PlanAct act)
+{
+    KsmPlan *p = &e->plan;
+
+    put_back(e, s, 0, s->n);
+    for (unsigned i = 0; i < s->n; i++) {
+        PlanAct was = p->act[s->at + i];
+
+        if (was == ACT_MAP || was == ACT_ZERO) {
+            run_drop(e, s->at + i);
+            p->act[s->at + i] = act;
+        }
+    }
+}
+
+static void put_back_rest(KsmEngine *e, Isolation *s)
+{
+    const uint8_t *act = e->plan.act + s->at;
+    uint64_t t = prim.now_ns();
+    unsigned n, kept = 0;
+
+    for (unsigned i = 0; i < s->n; i += n) {
+        bool back = act[i] == ACT_KEEP || act[i] == ACT_CHANGED;
+
+        for (n = 1; i + n < s->n && back &&
+             (act[i + n] == ACT_KEEP || act[i + n] == ACT_CHANGED); n++) {
+        }
+        if (back) {
+            put_back(e, s, i, n);
+            kept += n;
+        }
+    }
+    if (kept) {
+        average(&e->merge.keep_ns, (prim.now_ns() - t) / kept);
+    }
+}
+
+static bool span_is_busy(Isolation *s)
+{
+    const KsmRegionOps *ops = s->r->ops;
+
+    return ops && ops->busy &&
+           ops->busy(s->r->opaque, page_addr(s->r, s->page),
+                     s->n * PAGE_BYTES);
+}
+
+/* After isolation: verify and replace, or undo.  True: the busy op said no. */
+static bool span_replace(KsmEngine *e, Isolation *s)
+{
+    unsigned runs;
+    uint64_t t;
+
+    for (unsigned tries = 0; tries < 4 && !s->kinds_known; tries++) {
+        s->kinds_known = engine_kinds(e, s->stage, s->n,
+                                      e->merge.kinds) == 0;
+    }
+    if (span_is_busy(s)) {
+        e->total.busy++;
+        s->r->busy++;
+        span_undo(e, s, ACT_PINNED);
+        return true;
+    }
+    if (!s->kinds_known || !verify(e, s)) {
+        span_undo(e, s, ACT_KEEP);
+        return false;
+    }
+    t = prim.now_ns();
+    runs = map_runs(e, s);
+    if (runs) {
+        average(&e->merge.map_ns, (prim.now_ns() - t) / runs);
+    }
+    put_back_rest(e, s);
+    return false;
+}
+
+/* Registers and moves; false: nothing was moved, all is as before. */
+static bool span_isolate(KsmEngine *e, Isolation *s)
+{
+    UffdRange range = span_range(e, s);
+    unsigned mode = UFFD_MISSING | (s->r->tracking ? UFFD_PROTECT : 0);
+    int ret = prim.uffd_register(&range, mode);
+
+    if (ret < 0) {
+        s->r->chunk[s->page / CHUNK_PAGES].reason =
+            ret == -ENOMEM ? KSM_REASON_VMA_LIMIT : KSM_REASON_NO_MEMORY;
+        for (unsigned i = 0; i < s->n; i++) {
+            run_drop(e, s->at + i);
+            e->plan.act[s->at + i] = ACT_STAY;
+        }
+        return false;
+    }
+    return isolate_move(e, s) > 0;
+}
+
+static unsigned span_merge(KsmEngine *e, Isolation *s)
+{
+    KsmChunk *c = &s->r->chunk[s->page / CHUNK_PAGES];
+    uint64_t start = prim.now_ns(), moved_at, end;
+    bool busy = false, moved;
+    unsigned merged;
+
+    moved = span_isolate(e, s);
+    moved_at = prim.now_ns();
+    e->total.isolations++;
+    if (moved) {
+        busy = span_replace(e, s);
+    }
+    end = prim.now_ns();
+    span_release(e, s);
+    average(&e->merge.isolate_ns,
+            moved_at - start + prim.now_ns() - end);
+    engine_stall(e, prim.now_ns() - start);
+    span_track(e, s);
+    if (moved) {
+        bool whole = s->kinds_known && (e->merge.kinds[0] & PM_HUGE);
+
+        e->total.huge_split += s->huge && whole;
+        stage_drop(e, s->stage, s->n * PAGE_BYTES, s->huge && !whole);
+        span_prefault(e, s);
+    }
+    for (unsigned i = 0; i < s->n; i++) {
+        if (!moved && e->plan.act[s->at + i] == ACT_PINNED) {
+            e->total.pinned++;
+            s->r->pinned++;
+            break;
+        }
+    }
+    merged = span_account(e, s, busy);
+    if (merged) {
+        c->flags &= ~CHUNK_HUGE;
+    }
+    return merged;
+}
+
+unsigned merge_plan(KsmEngine *e)
+{
+    KsmPlan *p = &e->plan;
+    KsmRegion *r = p->region;
+    KsmChunk *c = &r->chunk[p->chunk];
+    bool huge = (c->flags & CHUNK_HUGE) && p->n_spans == 1 &&
+                p->span[0].n == CHUNK_PAGES;
+    unsigned merged = 0;
+
+    for (unsigned i = 0; i < p->n_spans; i++) {
+        PlanSpan *span = &p->span[i];
+        Isolation s = {
+            .r = r,
+            .page = p->chunk * CHUNK_PAGES + span->first,
+            .at = span->first,
+            .n = span->n,
+            .huge = huge,
+        };
+
+        s.stage = (huge ? e->merge.huge : e->merge.small) +
+                  span->first * PAGE_BYTES;
+        merged += span_merge(e, &s);
+    }
+    region_count_runs(r, p->chunk);
+    if (p->chunk + 1 < r->n_chunks) {
+        region_count_runs(r, p->chunk + 1);
+    }
+    return merged;
+}
+
+/* Every page of the range gets its own copy where it is. */
+static int copy_in_place(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+{
+    int ret = prim.advise(page_addr(r, page), n * PAGE_BYTES,
+                          MADV_POPULATE_WRITE);
+
+    if (ret < 0) {
+        return ret == -EFAULT || ret == -EHWPOISON ? ret : -ENOMEM;
+    }
+    for (size_t i = page; i < page + n; i++) {
+        uint32_t slot = r->tag[i];
+
+        if (page_state(r, i) == PAGE_MERGED) {
+            region_leave(r, i, PAGE_BROKEN);
+            r->tag[i] = slot;
+        }
+    }
+    return 0;
+}
+
+/* A private copy of a range whose writers are blocked. */
+static void *copy_aside(KsmRegion *r, size_t page, size_t len)
+{
+    void *copy = stage_map(NULL, len, 0);
+
+    if (!copy) {
+        return NULL;
+    }
+    if (prim.advise(copy, len, MADV_POPULATE_WRITE) < 0) {
+        prim.unmap(copy, len);
+        return NULL;
+    }
+    KSM_TSAN_IGNORE_BEGIN();
+    memcpy(copy, page_addr(r, page), len);
+    KSM_TSAN_IGNORE_END();
+    return copy;
+}
+
+/* Moves the copy over the range, whose writers are blocked. */
+static int copy_over(void *copy, void *addr, size_t len)
+{
+    for (unsigned tries = 0; ; tries++) {
+        int ret = prim.remap(copy, len, addr);
+
+        if (ret == 0) {
+            return 0;
+        }
+        if (tries > 3 && !range_has_gap(addr, len)) {
+            prim.unmap(copy, len);
+            return ret;
+        }
+        prim.pause(tries > 8 ? 1000 : 0);
+    }
+}
+
+static int restore_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+{
+    UffdRange range = { e->uffd_wp, page_addr(r, page), n * PAGE_BYTES };
+    const KsmRegionOps *ops = r->ops;
+    void *copy = NULL;
+    int ret = prim.uffd_register(&range, UFFD_PROTECT);
+
+    if (ret < 0) {
+        return ret;
+    }
+    ret = prim.uffd_protect(&range, true);
+    if (ret == 0 && ops && ops->busy &&
+        ops->busy(r->opaque, range.addr, range.len)) {
+        ret = -EBUSY;
+    }
+    if (ret == 0) {
+        copy = copy_aside(r, page, range.len);
+        ret = copy ? copy_over(copy, range.addr, range.len) : -ENOMEM;
+    }
+    if (ret < 0) {
+        for (unsigned i = 0; prim.uffd_protect(&range, false) < 0 && i < 1000;
+             i++) {
+            prim.pause(100);
+        }
+        for (unsigned i = 0; prim.uffd_unregister(&range) < 0 && i < 1000;
+             i++) {
+            prim.pause(100);
+        }
+    }
+    for (unsigned i = 0; prim.uffd_wake(&range) < 0 && i < 1000; i++) {
+        prim.pause(100);
+    }
+    return ret;
+}
+
+static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+{
+    int ret = e->uffd_wp < 0 ? -ENOTSUP : restore_blocked(e, r, page, n);
+
+    if (ret < 0) {
+        return copy_in_place(e, r, page, n);
+    }
+    for (size_t i = page; i < page + n; i++) {
+        region_leave(r, i, PAGE_NEW);
+        page_mark(r, i, true);
+    }
+    region_attributes(r, page_addr(r, page), n * PAGE_BYTES);
+    dirty_track(r, page, n);
+    return 0;
+}
+
+int merge_restore(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+{
+    size_t end = page + n, k;
+    int ret = 0;
+
+    for (size_t i = page; i < end && ret == 0; i += k) {
+        size_t stop = MIN(end, (i / CHUNK_PAGES + 1) * CHUNK_PAGES);
+        bool mapped = page_is_mapped(r, i);
+
+        for (k = 1; i + k < stop && page_is_mapped(r, i + k) == mapped; k++) {
+        }
+        if (mapped) {
+            ret = restore_run(e, r, i, k);
+            region_count_runs(r, i / CHUNK_PAGES);
+            r->chunk[i / CHUNK_PAGES].flags |= CHUNK_VISIT;
+        }
+    }
+    if (end < r->n_pages) {
+        region_count_runs(r, end / CHUNK_PAGES);
+    }
+    return ret;
+}

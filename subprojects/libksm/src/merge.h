@@ -1,0 +1,46 @@
+/*
+ * libksm: carrying a plan out
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * For each span: isolate (UFFDIO_MOVE into a staging area; whoever touches
+ * the pages now waits), ask the owner whether a device is at it, verify byte
+ * for byte, map the pool over the runs that are equal, put back the rest,
+ * wake.
+ *
+ * The danger: between isolation and wake the staged pages are the only copy
+ * of a guest's memory.  So: nothing of the staging area is dropped before
+ * every page of it is either back, or replaced by a mapping that was
+ * established, or known to be zeroes.  A call that fails in that time is
+ * tried again, in another way if there is one, until it works; putting back
+ * by UFFDIO_MOVE needs no memory, which is why that ends.
+ * UFFDIO_MOVE may stop in the middle; what it says it moved counts.
+ * A hole that was there before must be there after: staged pages that are
+ * not populated are neither read (the staging area is registered as well:
+ * that would wait for ever) nor put back.
+ */
+#ifndef KSM_MERGE_H
+#define KSM_MERGE_H
+
+#include "region.h"
+
+typedef struct KsmMerge {
+    char *map;              /* both staging areas with room to align */
+    size_t map_len;
+    char *small;            /* 2 MiB: for small pages */
+    char *huge;             /* 2 MiB: for a huge page as a whole */
+    uint8_t kinds[CHUNK_PAGES];     /* PM_* of the staged pages */
+    uint64_t isolate_ns, map_ns, keep_ns;   /* costs: averages */
+} KsmMerge;
+
+int merge_init(KsmEngine *e);
+void merge_free(KsmEngine *e);
+
+/* Carries e->plan out.  Returns the number of pages merged or given back. */
+unsigned merge_plan(KsmEngine *e);
+
+/* Back to anonymous memory with its content: pages [page, page + n). 0 or
+ * -errno; what was done stays done. */
+int merge_restore(KsmEngine *e, KsmRegion *r, size_t page, size_t n);
+
+#endif

@@ -1,0 +1,113 @@
+/*
+ * libksm: the memfd of shared pages
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * A slot is a page of the file.  It is written once, before anything maps
+ * it, and never again while it has a user: what maps it relies on that.  A
+ * user is a page of a region in state MERGED; a page that was copied on
+ * write is a user no more.  When the last user goes, a hole is punched and
+ * the slot can be taken again.  The file is mapped by regions through a
+ * descriptor opened read-only, privately.
+ *
+ * A pattern is content that repeats over consecutive pages.  Were all of
+ * them to map one slot, each would cost a mapping of its own; so the slot is
+ * replicated into a run of up to 512, and a run of pages maps a run of
+ * slots.  Patterns grow with their use: never more than a quarter of the
+ * pages that map them.
+ */
+#ifndef KSM_POOL_H
+#define KSM_POOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SLOT_NONE       UINT32_MAX
+#define SLOT_PATTERN    0x8000u     /* in SlotInfo.users: part of a pattern */
+#define SLOT_INDEXED    0x4000u     /* stands in the index */
+#define SLOT_USERS      0x3fffu
+#define PATTERN_START   16u         /* slots of a new pattern */
+
+typedef struct KsmPattern {
+    uint32_t first;         /* slot; 512 are set aside */
+    uint32_t filled;        /* of them written */
+    uint32_t next;          /* where the next run starts, to spread users */
+    uint64_t asked;         /* pages that mapped it, ever */
+    uint64_t users;         /* pages that map it */
+} KsmPattern;
+
+struct _GArray;
+struct _GHashTable;
+
+typedef struct KsmPool {
+    int fd;                 /* for writing */
+    int map_fd;             /* read-only, for mapping */
+    char *view;             /* all of it, read-only */
+    size_t capacity;        /* slots the view and the arrays can hold */
+    size_t file_slots;      /* size of the file */
+    uint32_t top;           /* slots ever taken: [0, top) */
+    uint32_t cursor;        /* where to look for a free run */
+    uint32_t n_free;        /* slots below top that are free */
+    uint32_t *hash;         /* per slot */
+    uint16_t *users;        /* per slot, with SLOT_PATTERN and _INDEXED */
+    uint64_t *taken;        /* bitmap */
+    unsigned max_sharing;
+    uint64_t shared;        /* slots with users */
+    uint64_t sharing;       /* users of all slots */
+    struct _GHashTable *patterns;   /* slot of the first page -> KsmPattern;
+                                     * first slots are multiples of 512 */
+    KsmPattern *last_pattern;       /* the one looked up last */
+    struct _GArray *blocks;         /* first slots of 512 left by patterns */
+    /* slots given up, holes to be punched */
+    uint32_t punch[64];
+    unsigned n_punch;
+    /* told when a slot goes that stands in the index */
+    void (*unindex)(void *opaque, uint32_t hash, uint32_t slot);
+    void *opaque;
+} KsmPool;
+
+int pool_init(KsmPool *p, unsigned max_sharing);
+void pool_free(KsmPool *p);
+/* Room for the slots that @pages of guest memory can need. */
+int pool_reserve(KsmPool *p, size_t pages);
+
+/* @n consecutive slots without content; fewer may be had: *@n is set.
+ * SLOT_NONE if there are none.  Follow with pool_fill or pool_untake. */
+uint32_t pool_take(KsmPool *p, unsigned *n);
+void pool_untake(KsmPool *p, uint32_t slot, unsigned n);
+/* Writes content; the slots have no user yet. 0 or -errno. */
+int pool_fill(KsmPool *p, uint32_t slot, const void *pages, unsigned n);
+
+static inline const char *pool_page(const KsmPool *p, uint32_t slot)
+{
+    return p->view + ((size_t)slot << 12);
+}
+
+static inline unsigned pool_users(const KsmPool *p, uint32_t slot)
+{
+    return p->users[slot] & SLOT_USERS;
+}
+
+static inline bool pool_full(const KsmPool *p, uint32_t slot)
+{
+    return pool_users(p, slot) >= p->max_sharing;
+}
+
+void pool_user_add(KsmPool *p, uint32_t slot);
+void pool_user_drop(KsmPool *p, uint32_t slot);
+/* Frees the slot if nobody uses it. */
+void pool_settle(KsmPool *p, uint32_t slot);
+
+/* A pattern whose first page is @slot, or NULL. */
+KsmPattern *pool_pattern(KsmPool *p, uint32_t slot);
+/* A new one with the content of @page; NULL if there is no room. */
+KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash);
+/* Up to *@n consecutive slots of it with room for a user each; SLOT_NONE:
+ * it is used up. */
+uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n);
+
+void pool_flush(KsmPool *p);
+size_t pool_bytes(const KsmPool *p);
+
+#endif

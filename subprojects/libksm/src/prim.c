@@ -1,0 +1,344 @@
+/*
+ * libksm: every system call of the engine
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Thin: one function per call, errno kept, nothing retried (who calls knows
+ * what a retry means).  Kernel interfaces newer than the headers of the
+ * distributions we build on are declared here.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <glib.h>
+
+#include "prim.h"
+
+/* Linux 6.8 */
+struct move_arg {
+    uint64_t dst, src, len, mode;
+    int64_t moved;
+};
+#define IOC_MOVE            _IOWR(UFFDIO, 0x05, struct move_arg)
+#define MOVE_DONTWAKE       1u
+#define MOVE_ALLOW_HOLES    2u
+
+/* Linux 6.7 */
+struct scan_arg {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t inverted, mask, anyof, ret;
+};
+#define IOC_SCAN            _IOWR('f', 16, struct scan_arg)
+#define SCAN_WP_MATCHING    1u
+
+/* Linux 6.1: /dev/userfaultfd */
+#define IOC_USERFAULTFD_NEW _IO(0xAA, 0x00)
+
+#define MPOL_DEFAULT_MODE   0
+#define MPOL_PREFERRED_MODE 1
+#define MPOL_BY_ADDR        2u
+
+static int result(long ret)
+{
+    return ret < 0 ? -errno : (int)ret;
+}
+
+static void *real_map(void *addr, size_t len, int prot, int flags, int fd,
+                      off_t offset)
+{
+    void *p = mmap(addr, len, prot, flags, fd, offset);
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static int real_unmap(void *addr, size_t len)
+{
+    return result(munmap(addr, len));
+}
+
+static int real_remap(void *from, size_t len, void *to)
+{
+    void *p = mremap(from, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+
+    return p == MAP_FAILED ? -errno : 0;
+}
+
+static int real_advise(void *addr, size_t len, int advice)
+{
+    return result(madvise(addr, len, advice));
+}
+
+static int real_policy_get(void *addr, int *mode, unsigned long *mask,
+                           size_t bits)
+{
+    return result(syscall(SYS_get_mempolicy, mode, mask, bits, addr,
+                          MPOL_BY_ADDR));
+}
+
+static int real_policy_set(void *addr, size_t len, int mode,
+                           const unsigned long *mask, size_t bits)
+{
+    return result(syscall(SYS_mbind, addr, len, mode, mask, bits, 0));
+}
+
+static int real_prefer_node(int node)
+{
+    unsigned long mask[16] = { 0 };
+    size_t bits = sizeof(mask) * 8;
+
+    if (node < 0 || (size_t)node >= bits) {
+        return result(syscall(SYS_set_mempolicy, MPOL_DEFAULT_MODE, NULL, 0));
+    }
+    mask[node / 64] |= 1ul << (node % 64);
+    return result(syscall(SYS_set_mempolicy, MPOL_PREFERRED_MODE, mask, bits));
+}
+
+static int real_memfd(const char *name)
+{
+    return result(memfd_create(name, MFD_CLOEXEC));
+}
+
+static int real_open_read(const char *path)
+{
+    return result(open(path, O_RDONLY | O_CLOEXEC));
+}
+
+static int real_close(int fd)
+{
+    return result(close(fd));
+}
+
+static int real_truncate(int fd, off_t size)
+{
+    return result(ftruncate(fd, size));
+}
+
+static ssize_t real_write(int fd, const void *buf, size_t len, off_t offset)
+{
+    ssize_t ret = pwrite(fd, buf, len, offset);
+
+    return ret < 0 ? -errno : ret;
+}
+
+static ssize_t real_read(int fd, void *buf, size_t len)
+{
+    ssize_t ret = read(fd, buf, len);
+
+    return ret < 0 ? -errno : ret;
+}
+
+static int real_punch(int fd, off_t offset, off_t len)
+{
+    return result(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                            offset, len));
+}
+
+static int real_uffd(void)
+{
+    int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    int dev;
+
+    if (fd >= 0 || errno != EPERM) {
+        return result(fd);
+    }
+    dev = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+    if (dev < 0) {
+        return -EPERM;
+    }
+    fd = ioctl(dev, IOC_USERFAULTFD_NEW, O_CLOEXEC | O_NONBLOCK);
+    fd = result(fd);
+    close(dev);
+    return fd;
+}
+
+static int real_uffd_api(int fd, uint64_t features)
+{
+    struct uffdio_api api = { .api = UFFD_API, .features = features };
+
+    return result(ioctl(fd, UFFDIO_API, &api));
+}
+
+static int real_uffd_register(const UffdRange *range, unsigned mode)
+{
+    struct uffdio_register reg = {
+        .range = { (uintptr_t)range->addr, range->len },
+        .mode = mode,
+    };
+
+    return result(ioctl(range->fd, UFFDIO_REGISTER, &reg));
+}
+
+static int real_uffd_unregister(const UffdRange *range)
+{
+    struct uffdio_range r = { (uintptr_t)range->addr, range->len };
+
+    return result(ioctl(range->fd, UFFDIO_UNREGISTER, &r));
+}
+
+static int real_uffd_wake(const UffdRange *range)
+{
+    struct uffdio_range r = { (uintptr_t)range->addr, range->len };
+
+    return result(ioctl(range->fd, UFFDIO_WAKE, &r));
+}
+
+static int real_uffd_protect(const UffdRange *range, bool on)
+{
+    struct uffdio_writeprotect wp = {
+        .range = { (uintptr_t)range->addr, range->len },
+        .mode = on ? UFFDIO_WRITEPROTECT_MODE_WP : 0,
+    };
+
+    return result(ioctl(range->fd, UFFDIO_WRITEPROTECT, &wp));
+}
+
+static int real_uffd_move(int fd, void *to, void *from, size_t len,
+                          size_t *done)
+{
+    struct move_arg arg = {
+        .dst = (uintptr_t)to,
+        .src = (uintptr_t)from,
+        .len = len,
+        .mode = MOVE_DONTWAKE | MOVE_ALLOW_HOLES,
+    };
+    int ret = result(ioctl(fd, IOC_MOVE, &arg));
+
+    *done = arg.moved > 0 ? arg.moved : 0;
+    return ret;
+}
+
+static int real_uffd_copy(int fd, void *to, const void *from, size_t len,
+                          size_t *done)
+{
+    struct uffdio_copy arg = {
+        .dst = (uintptr_t)to,
+        .src = (uintptr_t)from,
+        .len = len,
+        .mode = UFFDIO_COPY_MODE_DONTWAKE,
+    };
+    int ret = result(ioctl(fd, UFFDIO_COPY, &arg));
+
+    *done = arg.copy > 0 ? arg.copy : 0;
+    return ret;
+}
+
+static ssize_t real_pagemap(PmScan *scan)
+{
+    struct scan_arg arg = {
+        .size = sizeof(arg),
+        .flags = scan->protect ? SCAN_WP_MATCHING : 0,
+        .start = scan->start,
+        .end = scan->end,
+        .vec = (uintptr_t)scan->vec,
+        .vec_len = scan->vec_len,
+        .mask = scan->all,
+        .anyof = scan->any,
+        .ret = scan->tell,
+    };
+    ssize_t ret = ioctl(scan->fd, IOC_SCAN, &arg);
+
+    if (ret < 0) {
+        return -errno;
+    }
+    scan->walk_end = arg.walk_end;
+    return ret;
+}
+
+static uint64_t read_clock(clockid_t id)
+{
+    struct timespec ts;
+
+    clock_gettime(id, &ts);
+    return ts.tv_sec * UINT64_C(1000000000) + ts.tv_nsec;
+}
+
+static uint64_t real_cpu_ns(void)
+{
+    return read_clock(CLOCK_THREAD_CPUTIME_ID);
+}
+
+static uint64_t real_now_ns(void)
+{
+    return read_clock(CLOCK_MONOTONIC);
+}
+
+static uint64_t real_random(void)
+{
+    uint64_t value;
+
+    if (getrandom(&value, sizeof(value), GRND_NONBLOCK) != sizeof(value)) {
+        value = ((uint64_t)g_random_int() << 32) | g_random_int();
+    }
+    return value;
+}
+
+static void real_pause(unsigned us)
+{
+    g_usleep(us);
+}
+
+#define REAL_CALLS { \
+    .map = real_map, \
+    .unmap = real_unmap, \
+    .remap = real_remap, \
+    .advise = real_advise, \
+    .policy_get = real_policy_get, \
+    .policy_set = real_policy_set, \
+    .prefer_node = real_prefer_node, \
+    .memfd = real_memfd, \
+    .open_read = real_open_read, \
+    .close = real_close, \
+    .truncate = real_truncate, \
+    .write = real_write, \
+    .read = real_read, \
+    .punch = real_punch, \
+    .uffd = real_uffd, \
+    .uffd_api = real_uffd_api, \
+    .uffd_register = real_uffd_register, \
+    .uffd_unregister = real_uffd_unregister, \
+    .uffd_wake = real_uffd_wake, \
+    .uffd_protect = real_uffd_protect, \
+    .uffd_move = real_uffd_move, \
+    .uffd_copy = real_uffd_copy, \
+    .pagemap = real_pagemap, \
+    .cpu_ns = real_cpu_ns, \
+    .now_ns = real_now_ns, \
+    .random = real_random, \
+    .pause = real_pause, \
+}
+
+const KsmPrim prim_real = REAL_CALLS;
+KsmPrim prim = REAL_CALLS;
+
+char *prim_read_file(const char *path, size_t *len)
+{
+    g_autoptr(GString) text = g_string_new(NULL);
+    char buf[4096];
+    int fd = prim.open_read(path);
+    ssize_t n;
+
+    if (fd < 0) {
+        errno = -fd;
+        return NULL;
+    }
+    while ((n = prim.read(fd, buf, sizeof(buf))) > 0) {
+        g_string_append_len(text, buf, n);
+    }
+    prim.close(fd);
+    if (n < 0) {
+        errno = -n;
+        return NULL;
+    }
+    if (len) {
+        *len = text->len;
+    }
+    return g_string_free(g_steal_pointer(&text), FALSE);
+}

@@ -1,0 +1,108 @@
+/*
+ * libksm: every system call of the engine
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * One table of functions, so that tests can make any call fail, at any
+ * position, in any way a kernel may (nothing done, part done).  Nothing
+ * here decides anything; the other rooms make no system call themselves.
+ * Functions return 0 or a count, or -errno, except where said otherwise.
+ */
+#ifndef KSM_PRIM_H
+#define KSM_PRIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* PAGEMAP_SCAN: kinds of pages */
+#define PM_WRITTEN  (1u << 1)
+#define PM_FILE     (1u << 2)
+#define PM_PRESENT  (1u << 3)
+#define PM_SWAPPED  (1u << 4)
+#define PM_ZEROPFN  (1u << 5)
+#define PM_HUGE     (1u << 6)
+
+typedef struct PmRange {
+    uint64_t start;
+    uint64_t end;
+    uint64_t kinds;
+} PmRange;
+
+typedef struct PmScan {
+    int fd;                 /* /proc/self/pagemap */
+    uintptr_t start;
+    uintptr_t end;
+    uint64_t all;           /* kinds a page must all be ... */
+    uint64_t any;           /* ... and at least one of these, if not 0 */
+    uint64_t tell;          /* kinds to report */
+    bool protect;           /* write-protect what matched (async) */
+    PmRange *vec;
+    size_t vec_len;
+    uintptr_t walk_end;     /* out: how far the walk came */
+} PmScan;
+
+typedef struct UffdRange {
+    int fd;
+    void *addr;
+    size_t len;
+} UffdRange;
+
+#define UFFD_WP         (1u << 0)       /* features */
+#define UFFD_WP_SHMEM   (1u << 12)
+#define UFFD_WP_ASYNC   (1u << 15)
+#define UFFD_MOVE       (1u << 16)
+
+#define UFFD_MISSING    1u              /* modes of registration */
+#define UFFD_PROTECT    2u
+
+typedef struct KsmPrim {
+    /* memory; MAP_FAILED becomes NULL with errno set */
+    void *(*map)(void *addr, size_t len, int prot, int flags, int fd,
+                 off_t offset);
+    int (*unmap)(void *addr, size_t len);
+    /* moves a mapping over another one */
+    int (*remap)(void *from, size_t len, void *to);
+    int (*advise)(void *addr, size_t len, int advice);
+    int (*policy_get)(void *addr, int *mode, unsigned long *mask, size_t bits);
+    int (*policy_set)(void *addr, size_t len, int mode,
+                      const unsigned long *mask, size_t bits);
+    int (*prefer_node)(int node);       /* of this thread; -1: default */
+    /* files */
+    int (*memfd)(const char *name);
+    int (*open_read)(const char *path);
+    int (*close)(int fd);
+    int (*truncate)(int fd, off_t size);
+    ssize_t (*write)(int fd, const void *buf, size_t len, off_t offset);
+    ssize_t (*read)(int fd, void *buf, size_t len);
+    int (*punch)(int fd, off_t offset, off_t len);
+    /* userfaultfd */
+    int (*uffd)(void);
+    int (*uffd_api)(int fd, uint64_t features);
+    int (*uffd_register)(const UffdRange *range, unsigned mode);
+    int (*uffd_unregister)(const UffdRange *range);
+    int (*uffd_wake)(const UffdRange *range);
+    int (*uffd_protect)(const UffdRange *range, bool on);
+    /* *done: bytes moved or copied, also when it failed */
+    int (*uffd_move)(int fd, void *to, void *from, size_t len, size_t *done);
+    int (*uffd_copy)(int fd, void *to, const void *from, size_t len,
+                     size_t *done);
+    ssize_t (*pagemap)(PmScan *scan);   /* number of ranges */
+    /* clocks and chance; these do not fail */
+    uint64_t (*cpu_ns)(void);           /* of this thread */
+    uint64_t (*now_ns)(void);
+    uint64_t (*random)(void);
+    void (*pause)(unsigned us);
+} KsmPrim;
+
+/* What the engine calls.  Written by tests only, before an engine exists. */
+extern KsmPrim prim;
+
+/* The real calls, for tests to fall back to. */
+extern const KsmPrim prim_real;
+
+/* A small text file, whole; NULL and errno.  g_free() it. */
+char *prim_read_file(const char *path, size_t *len);
+
+#endif

@@ -1,0 +1,167 @@
+/*
+ * libksm: registered memory
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * A region is cut into chunks of 2 MiB at 2 MiB addresses (a huge page); the
+ * first and the last may be partly outside.  Six bytes are kept per page:
+ * a state, what the state is about (a hash or a slot of the pool), and the
+ * history smart scan needs.  Everything that counts pages is changed in one
+ * place, page_set(), so that the counters cannot drift from the states.
+ *
+ * A page of one region is known to the index by its id: the region's first
+ * id plus its number there.
+ */
+#ifndef KSM_REGION_H
+#define KSM_REGION_H
+
+#include "libksm.h"
+
+#define PAGE_SHIFT      12
+#define PAGE_BYTES      ((size_t)1 << PAGE_SHIFT)
+#define CHUNK_PAGES     512u
+#define CHUNK_BYTES     (CHUNK_PAGES * PAGE_BYTES)
+#define ROUND_UP_TO(n, to) (((n) + (to) - 1) / (to) * (to))
+
+/* What is known of a page. */
+typedef enum PageState {
+    PAGE_NEW,           /* content not known */
+    PAGE_UNIQUE,        /* hashed (tag); nothing equal known */
+    PAGE_EQUAL,         /* hashed (tag); something equal was seen */
+    PAGE_ZEROES,        /* hashed: zeroes, but still populated */
+    PAGE_MERGED,        /* maps a slot of the pool (tag) */
+    PAGE_BROKEN,        /* in a mapping of the pool, copied on write since */
+    PAGE_HOLE,          /* not populated */
+    PAGE_GIVEN,         /* was zeroes, given back, not populated since */
+    PAGE_FREED,         /* the owner does not need it until written */
+    PAGE_SWAPPED,       /* swapped out: left alone */
+    PAGE_PINNED,        /* isolation was refused; tried again later */
+    PAGE_BUSY,          /* the busy op said no; tried again later */
+    PAGE_OUTSIDE,       /* of the region (first and last chunk) */
+    PAGE_STATES
+} PageState;
+
+#define PAGE_STATE_MASK 0x0fu
+#define PAGE_INDEXED    0x40u   /* stands in the index */
+#define PAGE_WRITTEN    0x80u   /* written since dirty was asked before */
+
+#define CHUNK_VISIT     0x01u   /* scan has something to do here */
+#define CHUNK_CHECK     0x02u   /* look which merged pages were written */
+#define CHUNK_ARMED     0x04u   /* populated: written-tracking is worth it */
+#define CHUNK_QUEUED    0x08u   /* in the queue of ripe chunks */
+#define CHUNK_HUGE      0x10u   /* a huge page when last seen */
+#define CHUNK_SEEN      0x20u   /* scanned at least once */
+
+typedef struct KsmChunk {
+    uint16_t fresh;     /* pages that are NEW */
+    uint16_t written;   /* pages with PAGE_WRITTEN */
+    uint16_t gain;      /* pages EQUAL or ZEROES: what merging may save */
+    uint16_t mapped;    /* pages MERGED or BROKEN */
+    uint16_t broken;    /* pages BROKEN */
+    uint16_t runs;      /* mappings of the pool in this chunk */
+    uint16_t tried;     /* gain when merging was last refused */
+    uint8_t flags;
+    uint8_t reason;     /* KsmReason of that refusal */
+    uint8_t wait;       /* passes until it is tried again */
+    uint8_t backoff;    /* log2 of that wait, grows with each refusal */
+    uint8_t hot;        /* log2 of passes between looks for writes */
+    uint8_t hot_wait;   /* of those still to go */
+    uint8_t visited_in; /* low bits of the pass */
+    uint8_t yield;      /* 0 to 255: how much was merged here lately */
+} KsmChunk;
+
+struct KsmRegion {
+    KsmEngine *engine;
+    char *base;             /* address of page 0: a 2 MiB boundary */
+    char *addr;             /* as given */
+    size_t len;
+    size_t n_chunks;
+    size_t n_pages;         /* n_chunks * 512 */
+    uint32_t first_id;
+    int node;
+    uint32_t salt;          /* mixed into hashes: node */
+    const KsmRegionOps *ops;
+    void *opaque;
+    KsmDirtySource dirty;
+    bool tracking;          /* registered for async write-protect */
+    const char *inhibited;  /* what the op said last */
+    /* attributes to give to what is mapped anew */
+    int advice[4];
+    unsigned n_advice;
+    int policy;             /* NUMA; -1: none */
+    unsigned long policy_mask[16];
+    /* per page */
+    uint32_t *tag;
+    uint8_t *state;
+    uint8_t *history;       /* high 4 bits: age, low: passes to skip */
+    KsmChunk *chunk;
+    size_t meta_bytes;
+    uint64_t count[PAGE_STATES];
+    uint64_t n_written;     /* pages NEW and PAGE_WRITTEN */
+    uint64_t runs;
+    uint64_t lazy;          /* pages FREED and present when last seen */
+    uint64_t lazy_seen;     /* of them, seen so far in this pass */
+    uint64_t hinted_at;     /* ns; of the oldest lazy hint not yet settled */
+    /* counts since added; added to the engine's totals */
+    uint64_t merged, cow_broken, free_hinted, pinned, busy, verify_failed;
+};
+
+static inline PageState page_state(const KsmRegion *r, size_t page)
+{
+    return r->state[page] & PAGE_STATE_MASK;
+}
+
+static inline char *page_addr(const KsmRegion *r, size_t page)
+{
+    return r->base + (page << PAGE_SHIFT);
+}
+
+static inline KsmChunk *page_chunk(const KsmRegion *r, size_t page)
+{
+    return &r->chunk[page / CHUNK_PAGES];
+}
+
+static inline uint32_t page_id(const KsmRegion *r, size_t page)
+{
+    return r->first_id + page;
+}
+
+/* Is the page in a mapping of the pool? */
+static inline bool page_is_mapped(const KsmRegion *r, size_t page)
+{
+    PageState s = page_state(r, page);
+
+    return s == PAGE_MERGED || s == PAGE_BROKEN;
+}
+
+/* Changes the state; clears PAGE_INDEXED and PAGE_WRITTEN.  Leaving MERGED
+ * or the index properly is the caller's business (region_leave). */
+void page_set(KsmRegion *r, size_t page, PageState state);
+
+/* Marks a page as written, or not, since the last look. */
+void page_mark(KsmRegion *r, size_t page, bool written);
+
+/* As page_set, but takes the page out of the index and drops its slot. */
+void region_leave(KsmRegion *r, size_t page, PageState state);
+
+/* Counts the chunk's mappings of the pool anew. */
+void region_count_runs(KsmRegion *r, size_t chunk);
+
+/* Attributes of the region for a range mapped anew. */
+void region_attributes(KsmRegion *r, void *addr, size_t len);
+
+/* Maps anonymous memory over the range; its content is gone.  Never leaves a
+ * hole in the address space.  0, or -errno with the range as it was. */
+int region_map_anonymous(KsmRegion *r, size_t page, size_t n);
+
+KsmRegion *region_new(KsmEngine *e, void *addr, size_t len, int node,
+                      const KsmRegionOps *ops, void *opaque, GError **error);
+void region_free(KsmRegion *r);
+
+/* Why not to merge there now; asks the region's op. */
+const char *region_inhibited(KsmRegion *r);
+
+/* Tests: counters equal what a walk counts. */
+void region_check(KsmRegion *r);
+
+#endif

@@ -1,0 +1,485 @@
+/*
+ * libksm: planning a chunk
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * See run.h for the idea.
+ *
+ * Which copy goes to the pool.  When a page is found equal to one that only
+ * stands in the index (unstable), the page at hand is copied, being in the
+ * cache, and its slot takes the other's place in the index; the chunk of the
+ * other one is queued and merges against the slot.  A page that stands in
+ * the index itself is never copied: its partner's chunk begins.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+#include "prim.h"
+#include "run.h"
+#include "scan.h"
+
+#define COST_PER_PAGE_MAX   UINT64_C(12000) /* ns a saved page may cost */
+#define RECOUNT_NS          (UINT64_C(10) * 1000000000)
+#define SPAN_COST_NS        UINT64_C(15000) /* a shootdown */
+
+static unsigned gain_needed(const KsmRegion *r, const KsmChunk *c)
+{
+    return c->flags & CHUNK_HUGE ? r->engine->cfg.split_min_pages : 1;
+}
+
+bool run_ripe(const KsmRegion *r, size_t chunk)
+{
+    const KsmChunk *c = &r->chunk[chunk];
+
+    return c->gain >= gain_needed(r, c) &&
+           (c->wait == 0 || c->gain > c->tried + c->tried / 4 + 8);
+}
+
+static bool refuse(KsmChunk *c, KsmReason reason)
+{
+    c->reason = reason;
+    c->tried = c->gain;
+    c->backoff = MIN(c->backoff + 1, 6);
+    c->wait = 1u << c->backoff;
+    return false;
+}
+
+/* Would the chunk that holds the other copy be merged too? */
+static bool partner_worth(KsmEngine *e, uint32_t place)
+{
+    size_t page;
+    KsmRegion *r = engine_page(e, place, &page);
+    KsmChunk *c = page_chunk(r, page);
+
+    return c->gain >= gain_needed(r, c);
+}
+
+/* What could be done with an EQUAL page. */
+static PlanAct page_match(KsmEngine *e, KsmRegion *r, size_t page,
+                          uint32_t *slot)
+{
+    uint32_t place = index_lookup(&e->index, r->tag[page]);
+
+    if (place == PLACE_NONE) {
+        /* what it was equal to is gone: now it is the candidate */
+        if (index_insert(&e->index, r->tag[page], page_id(r, page))) {
+            page_set(r, page, PAGE_UNIQUE);
+            r->state[page] |= PAGE_INDEXED;
+        }
+        return ACT_KEEP;
+    }
+    if (place & PLACE_SLOT) {
+        KsmPattern *t = pool_pattern(&e->pool, place & ~PLACE_SLOT);
+        unsigned one = 1;
+
+        if (t) {
+            *slot = pool_pattern_run(&e->pool, t, &one);
+            return *slot == SLOT_NONE ? ACT_KEEP : ACT_MAP;
+        }
+        *slot = place & ~PLACE_SLOT;
+        return pool_full(&e->pool, *slot) ? ACT_NEW : ACT_MAP;
+    }
+    if (place == page_id(r, page) || !partner_worth(e, place)) {
+        return ACT_KEEP;
+    }
+    return ACT_NEW;
+}
+
+/* Neighbours with the same content, from @i on. */
+static unsigned equal_run(const KsmRegion *r, size_t first, unsigned i)
+{
+    unsigned n = 1;
+
+    while (i + n < CHUNK_PAGES &&
+           page_state(r, first + i + n) == PAGE_EQUAL &&
+           r->tag[first + i + n] == r->tag[first + i]) {
+        n++;
+    }
+    return n;
+}
+
+static void index_to_slot(KsmEngine *e, uint32_t hash, uint32_t slot)
+{
+    uint32_t place = index_lookup(&e->index, hash);
+
+    if (place == PLACE_NONE) {
+        if (!index_insert(&e->index, hash, slot | PLACE_SLOT)) {
+            return;
+        }
+    } else {
+        index_replace(&e->index, hash, place, slot | PLACE_SLOT);
+        if (place & PLACE_SLOT) {
+            e->pool.users[place & ~PLACE_SLOT] &= ~SLOT_INDEXED;
+        } else {
+            size_t page;
+            KsmRegion *r = engine_page(e, place, &page);
+
+            r->state[page] &= ~PAGE_INDEXED;
+            scan_queue(e, r, page / CHUNK_PAGES);
+        }
+    }
+    e->pool.users[slot] |= SLOT_INDEXED;
+}
+
+/* The pattern a run of equal pages is to map; made if need be. */
+static KsmPattern *pattern_for(KsmEngine *e, KsmRegion *r, size_t page)
+{
+    uint32_t hash = r->tag[page];
+    uint32_t place = index_lookup(&e->index, hash);
+    KsmPattern *t = NULL;
+
+    if (place != PLACE_NONE && (place & PLACE_SLOT)) {
+        t = pool_pattern(&e->pool, place & ~PLACE_SLOT);
+    }
+    if (!t) {
+        t = pool_pattern_new(&e->pool, page_addr(r, page), hash);
+        if (t) {
+            index_to_slot(e, hash, t->first);
+        }
+    }
+    return t;
+}
+
+/* Plans a run of @n equal pages; slots are taken. */
+static void plan_pattern(KsmEngine *e, KsmRegion *r, unsigned i, unsigned n)
+{
+    KsmPlan *p = &e->plan;
+    size_t page = p->chunk * CHUNK_PAGES + i;
+    KsmPattern *t = pattern_for(e, r, page);
+    bool renewed = false;
+
+    while (t && n) {
+        unsigned got = n;
+        uint32_t slot = pool_pattern_run(&e->pool, t, &got);
+
+        if (slot == SLOT_NONE) {
+            /* every slot has all the users it may have: another replica */
+            if (renewed) {
+                break;
+            }
+            renewed = true;
+            t = pool_pattern_new(&e->pool, page_addr(r, page), r->tag[page]);
+            if (t) {
+                index_to_slot(e, r->tag[page], t->first);
+            }
+            continue;
+        }
+        for (unsigned k = 0; k < got; k++, i++, n--) {
+            p->act[i] = ACT_MAP;
+            p->slot[i] = slot + k;
+            pool_user_add(&e->pool, slot + k);
+        }
+    }
+    if (t) {
+        pool_settle(&e->pool, t->first);
+    }
+}
+
+/* First look: acts, without taking anything but pattern slots. */
+static void plan_acts(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmPlan *p = &e->plan;
+    size_t first = chunk * CHUNK_PAGES;
+    unsigned n;
+
+    memset(p->act, ACT_KEEP, sizeof(p->act));
+    for (unsigned i = 0; i < CHUNK_PAGES; i += n) {
+        n = 1;
+        if (r->state[first + i] & PAGE_WRITTEN) {
+            continue;
+        }
+        switch (page_state(r, first + i)) {
+        case PAGE_ZEROES:
+            p->act[i] = ACT_ZERO;
+            break;
+        case PAGE_EQUAL:
+            n = equal_run(r, first, i);
+            if (n >= RUN_PATTERN_MIN) {
+                plan_pattern(e, r, i, n);
+                break;
+            }
+            n = 1;
+            p->slot[i] = SLOT_NONE;
+            p->act[i] = page_match(e, r, first + i, &p->slot[i]);
+            if (p->act[i] == ACT_MAP) {
+                pool_user_add(&e->pool, p->slot[i]);
+            }
+            break;
+        default:
+            break;
+        }
+    }
+}
+
+void run_drop(KsmEngine *e, unsigned page)
+{
+    KsmPlan *p = &e->plan;
+
+    if (p->act[page] == ACT_MAP) {
+        pool_user_drop(&e->pool, p->slot[page]);
+    }
+}
+
+/* Is page i + 1 of the plan in the same mapping as page i? */
+static bool plan_joined(const KsmPlan *p, unsigned i)
+{
+    if (i + 1 >= CHUNK_PAGES || p->act[i] != p->act[i + 1]) {
+        return false;
+    }
+    return p->act[i] == ACT_NEW ||
+           (p->act[i] == ACT_MAP && p->slot[i] + 1 == p->slot[i + 1]);
+}
+
+/* Shortest run worth a mapping, by how many mappings are left. */
+static unsigned run_shortest(KsmEngine *e)
+{
+    size_t left = run_vmas_left(e);
+    size_t all = e->vmas.limit;
+
+    return left < 64 ? CHUNK_PAGES + 1
+         : left > all / 4 * 3 ? 1
+         : left > all / 2 ? 2
+         : left > all / 4 ? 4
+         : left > all / 10 ? 8 : 16;
+}
+
+/* Drops runs that are too short; counts what is left. */
+static void plan_prune(KsmEngine *e)
+{
+    KsmPlan *p = &e->plan;
+    unsigned shortest = run_shortest(e), n;
+
+    p->zero = p->map = p->fresh = p->runs = 0;
+    for (unsigned i = 0; i < CHUNK_PAGES; i += n) {
+        n = 1;
+        if (p->act[i] == ACT_ZERO) {
+            p->zero++;
+        }
+        if (p->act[i] != ACT_MAP && p->act[i] != ACT_NEW) {
+            continue;
+        }
+        while (plan_joined(p, i + n - 1)) {
+            n++;
+        }
+        if (n < shortest) {
+            for (unsigned k = i; k < i + n; k++) {
+                run_drop(e, k);
+                p->act[k] = ACT_KEEP;
+            }
+            continue;
+        }
+        p->runs++;
+        p->map += p->act[i] == ACT_MAP ? n : 0;
+        p->fresh += p->act[i] == ACT_NEW ? n : 0;
+    }
+}
+
+/* The whole chunk at once; returns pages that will be put back. */
+static unsigned plan_whole(KsmPlan *p)
+{
+    unsigned kept = 0;
+
+    p->span[0] = (PlanSpan) { 0, CHUNK_PAGES };
+    p->n_spans = 1;
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        kept += p->act[i] == ACT_KEEP;
+    }
+    return kept;
+}
+
+/* Parts of the chunk to isolate; returns pages that will be put back. */
+static unsigned plan_spans(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmPlan *p = &e->plan;
+    unsigned gap = SPAN_COST_NS / MAX(e->merge.keep_ns, 100);
+    const KsmChunk *c = &r->chunk[chunk];
+    unsigned kept = 0;
+    PlanSpan *s = NULL;
+
+    if ((c->flags & CHUNK_HUGE) && !c->mapped) {
+        return plan_whole(p);
+    }
+    p->n_spans = 0;
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        size_t page = chunk * CHUNK_PAGES + i;
+
+        if (page_state(r, page) == PAGE_OUTSIDE || page_is_mapped(r, page)) {
+            s = NULL;   /* cannot be moved */
+        } else if (p->act[i] == ACT_KEEP) {
+            continue;
+        } else if (s && i - (s->first + s->n) <= gap) {
+            kept += i - (s->first + s->n);
+            s->n = i + 1 - s->first;
+        } else {
+            s = &p->span[p->n_spans++];
+            *s = (PlanSpan) { i, 1 };
+        }
+    }
+    return kept;
+}
+
+static bool plan_pays(KsmEngine *e, KsmRegion *r, unsigned kept)
+{
+    KsmPlan *p = &e->plan;
+    unsigned gain = p->zero + p->map + p->fresh;
+    uint64_t cost;
+
+    if (!gain) {
+        return false;
+    }
+    cost = p->n_spans * (e->merge.isolate_ns + SPAN_COST_NS / 2) +
+           p->runs * e->merge.map_ns + kept * e->merge.keep_ns;
+    return gain >= gain_needed(r, &r->chunk[p->chunk]) &&
+           cost / gain <= COST_PER_PAGE_MAX;
+}
+
+/* Takes slots for the ACT_NEW pages, in order, and copies their content. */
+static unsigned promote_run(KsmEngine *e, KsmRegion *r, unsigned i,
+                            unsigned n, KsmReason *why)
+{
+    KsmPlan *p = &e->plan;
+    size_t page = p->chunk * CHUNK_PAGES + i;
+    uint32_t slot = pool_take(&e->pool, &n);
+
+    if (slot == SLOT_NONE ||
+        pool_fill(&e->pool, slot, page_addr(r, page), n) < 0) {
+        if (slot != SLOT_NONE) {
+            pool_untake(&e->pool, slot, n);
+        }
+        *why = KSM_REASON_NO_MEMORY;
+        return 0;
+    }
+    for (unsigned k = 0; k < n; k++) {
+        e->pool.hash[slot + k] = r->tag[page + k];
+        pool_user_add(&e->pool, slot + k);
+        index_to_slot(e, r->tag[page + k], slot + k);
+        p->act[i + k] = ACT_MAP;
+        p->slot[i + k] = slot + k;
+    }
+    return n;
+}
+
+/* A page equal to one that was promoted in this very chunk maps its slot. */
+static bool promoted_already(KsmEngine *e, KsmRegion *r, unsigned i)
+{
+    KsmPlan *p = &e->plan;
+    uint32_t hash = r->tag[p->chunk * CHUNK_PAGES + i];
+    uint32_t place = index_lookup(&e->index, hash);
+
+    if (place == PLACE_NONE || !(place & PLACE_SLOT) ||
+        pool_full(&e->pool, place & ~PLACE_SLOT)) {
+        return false;
+    }
+    p->act[i] = ACT_MAP;
+    p->slot[i] = place & ~PLACE_SLOT;
+    pool_user_add(&e->pool, p->slot[i]);
+    return true;
+}
+
+/* Hashes of the run do not repeat inside it (else the second would be a copy
+ * of its own): where the first repetition is. */
+static unsigned distinct_run(const KsmRegion *r, size_t page, unsigned n)
+{
+    for (unsigned k = 1; k < n; k++) {
+        for (unsigned j = k > 8 ? k - 8 : 0; j < k; j++) {
+            if (r->tag[page + j] == r->tag[page + k]) {
+                return k;
+            }
+        }
+    }
+    return n;
+}
+
+static void plan_promote(KsmEngine *e, KsmRegion *r, KsmReason *why)
+{
+    KsmPlan *p = &e->plan;
+    unsigned n;
+
+    for (unsigned i = 0; i < CHUNK_PAGES; i += n) {
+        n = 1;
+        if (p->act[i] != ACT_NEW || promoted_already(e, r, i)) {
+            continue;
+        }
+        while (plan_joined(p, i + n - 1)) {
+            n++;
+        }
+        n = distinct_run(r, p->chunk * CHUNK_PAGES + i, n);
+        n = promote_run(e, r, i, n, why);
+        if (!n) {
+            p->act[i] = ACT_KEEP;
+            n = 1;
+        }
+    }
+}
+
+static void plan_release(KsmEngine *e)
+{
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        run_drop(e, i);
+        e->plan.act[i] = ACT_KEEP;
+    }
+}
+
+bool run_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmPlan *p = &e->plan;
+    KsmChunk *c = &r->chunk[chunk];
+    KsmReason why = KSM_REASON_NOT_WORTH;
+
+    p->region = r;
+    p->chunk = chunk;
+    plan_acts(e, r, chunk);
+    plan_prune(e);
+    if (!plan_pays(e, r, plan_spans(e, r, chunk))) {
+        plan_release(e);
+        return refuse(c, run_shortest(e) > 1 ? KSM_REASON_VMA_LIMIT : why);
+    }
+    if (p->fresh) {
+        plan_promote(e, r, &why);
+        plan_prune(e);
+        if (!plan_pays(e, r, plan_spans(e, r, chunk))) {
+            plan_release(e);
+            return refuse(c, why);
+        }
+    }
+    c->reason = KSM_REASON_NOT_WORTH;
+    return true;
+}
+
+static void vmas_count(KsmEngine *e)
+{
+    size_t len = 0;
+    g_autofree char *text = prim_read_file("/proc/self/maps", &len);
+    g_autofree char *max = prim_read_file("/proc/sys/vm/max_map_count", NULL);
+    size_t limit = max ? strtoul(max, NULL, 10) : 65530;
+    size_t used = 0;
+
+    for (size_t i = 0; text && i < len; i++) {
+        used += text[i] == '\n';
+    }
+    e->vmas.limit = limit * (100 - e->cfg.vma_reserve_percent) / 100;
+    if (text) {
+        e->vmas.used = used;
+    }
+    e->vmas.since = 0;
+    e->vmas.counted = prim.now_ns();
+}
+
+size_t run_vmas_left(KsmEngine *e)
+{
+    size_t left = e->vmas.limit - MIN(e->vmas.limit, e->vmas.used);
+
+    if (!e->vmas.counted || e->vmas.since > left / 4 ||
+        (e->vmas.since && prim.now_ns() - e->vmas.counted > RECOUNT_NS)) {
+        vmas_count(e);
+        left = e->vmas.limit - MIN(e->vmas.limit, e->vmas.used);
+    }
+    return left - MIN(left, e->vmas.since);
+}
+
+void run_vmas_full(KsmEngine *e)
+{
+    e->vmas.counted = 0;
+    e->vmas.used = e->vmas.limit;
+}

@@ -1,0 +1,562 @@
+/*
+ * libksm: what to look at, and in which order
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * See scan.h for the idea.
+ */
+#include <string.h>
+
+#include "dirty.h"
+#include "engine.h"
+#include "prim.h"
+#include "scan.h"
+#include "tsan.h"
+
+#define IDLE_MIN_NS     UINT64_C(100000000)
+#define IDLE_MAX_NS     UINT64_C(10000000000)
+#define SKIP_STEP       4096u   /* chunks passed over in one go */
+#define RESTORE_MIN     64u     /* broken pages of a chunk worth restoring */
+#define FREED_PASSES    16u     /* without a source, freed pages are looked at
+                                 * again after so many passes */
+
+/* Passes to skip after the n-th time without a match. */
+static unsigned skip_passes(unsigned age)
+{
+    static const uint8_t skip[] = { 0, 0, 1, 2, 4 };
+
+    return age < G_N_ELEMENTS(skip) ? skip[age] : 8;
+}
+
+static void history_miss(KsmRegion *r, size_t page)
+{
+    unsigned age = MIN((r->history[page] >> 4) + 1, 15);
+
+    r->history[page] = age << 4 | skip_passes(age);
+}
+
+/* Is the page to be passed over this time?  Counts it. */
+static bool history_skip(KsmEngine *e, KsmRegion *r, size_t page)
+{
+    if (!e->cfg.smart_scan || !(r->history[page] & 0x0f)) {
+        return false;
+    }
+    r->history[page]--;
+    e->total.pages_skipped++;
+    e->scan.again = true;
+    return true;
+}
+
+void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmScan *s = &e->scan;
+    KsmChunk *c = &r->chunk[chunk];
+
+    if (c->flags & CHUNK_QUEUED) {
+        return;
+    }
+    if (s->n_ripe == RIPE_MAX) {
+        c->flags |= CHUNK_VISIT;
+        s->again = true;
+        return;
+    }
+    c->flags |= CHUNK_QUEUED;
+    c->wait = 0;
+    s->ripe[s->n_ripe++] = page_id(r, chunk * CHUNK_PAGES);
+}
+
+void scan_forget(KsmEngine *e, KsmRegion *r)
+{
+    KsmScan *s = &e->scan;
+    unsigned kept = 0;
+
+    for (unsigned i = 0; i < s->n_ripe; i++) {
+        if (e->dir[s->ripe[i] / CHUNK_PAGES] != r) {
+            s->ripe[kept++] = s->ripe[i];
+        }
+    }
+    s->n_ripe = kept;
+    if (s->region == r) {
+        s->region = NULL;
+        s->phase = PHASE_START;
+    }
+}
+
+void scan_kick(KsmEngine *e)
+{
+    e->scan.due = 0;
+    e->scan.idle_ns = 0;
+}
+
+/* Pages of a chunk that were merged and have been written since. */
+static void page_broke(KsmEngine *e, KsmRegion *r, size_t page)
+{
+    uint32_t slot = r->tag[page];
+
+    region_leave(r, page, PAGE_BROKEN);
+    r->tag[page] = slot;    /* the mapping is still there */
+    r->cow_broken++;
+    e->total.cow_broken++;
+}
+
+static bool kind_is_anonymous(uint8_t kind)
+{
+    return (kind & (PM_PRESENT | PM_SWAPPED)) && !(kind & PM_FILE);
+}
+
+/* What the page tables say about a page against what we thought. */
+static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
+{
+    bool there = (kind & PM_PRESENT) && !(kind & PM_ZEROPFN);
+
+    switch (page_state(r, page)) {
+    case PAGE_OUTSIDE:
+    case PAGE_BROKEN:
+        break;
+    case PAGE_MERGED:
+        if (kind_is_anonymous(kind)) {
+            page_broke(e, r, page);
+        }
+        break;
+    case PAGE_HOLE:
+    case PAGE_GIVEN:
+        if (there) {
+            page_set(r, page, PAGE_NEW);
+            page_mark(r, page, true);
+        } else if (kind & PM_SWAPPED) {
+            page_set(r, page, PAGE_SWAPPED);
+        }
+        break;
+    case PAGE_SWAPPED:
+        if (there) {
+            page_set(r, page, PAGE_NEW);
+            page_mark(r, page, true);
+        } else if (!(kind & PM_SWAPPED)) {
+            page_set(r, page, PAGE_HOLE);
+        }
+        break;
+    case PAGE_FREED:
+        r->lazy_seen += there;
+        if (there && r->dirty == KSM_DIRTY_CHECKSUM &&
+            e->scan.pass % FREED_PASSES == 0) {
+            page_set(r, page, PAGE_NEW);
+            page_mark(r, page, true);
+        }
+        break;
+    case PAGE_PINNED:
+    case PAGE_BUSY:
+        if (page_chunk(r, page)->wait == 0) {
+            region_leave(r, page, PAGE_NEW);
+            page_mark(r, page, r->dirty == KSM_DIRTY_CHECKSUM);
+        }
+        /* fall through */
+    default:
+        if (!there) {
+            region_leave(r, page, kind & PM_SWAPPED ? PAGE_SWAPPED
+                                                    : PAGE_HOLE);
+        }
+        break;
+    }
+}
+
+/* Looks at the chunk's page tables; false: they cannot be had. */
+static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    size_t first = chunk * CHUNK_PAGES;
+    uint8_t *kinds = e->kinds, all = 0;
+    unsigned lo = 0, n = CHUNK_PAGES;
+
+    while (lo < CHUNK_PAGES && page_state(r, first + lo) == PAGE_OUTSIDE) {
+        lo++;
+    }
+    while (n > lo && page_state(r, first + n - 1) == PAGE_OUTSIDE) {
+        n--;
+    }
+    memset(kinds, 0, CHUNK_PAGES);
+    if (engine_kinds(e, page_addr(r, first + lo), n - lo, kinds + lo) < 0) {
+        return false;
+    }
+    for (unsigned i = lo; i < n; i++) {
+        all |= kinds[i];
+        page_look(e, r, first + i, kinds[i]);
+    }
+    c->flags &= ~(CHUNK_HUGE | CHUNK_CHECK);
+    if (all & PM_HUGE) {
+        c->flags |= CHUNK_HUGE;
+    }
+    if ((all & PM_PRESENT) && !(c->flags & CHUNK_ARMED)) {
+        dirty_arm(r, chunk);
+    }
+    return true;
+}
+
+/* Is the page to be hashed now? */
+static bool page_wanted(KsmEngine *e, KsmRegion *r, size_t page)
+{
+    PageState s = page_state(r, page);
+
+    if (r->dirty != KSM_DIRTY_CHECKSUM) {
+        return s == PAGE_NEW && !(r->state[page] & PAGE_WRITTEN) &&
+               !history_skip(e, r, page);
+    }
+    return (s == PAGE_NEW || s == PAGE_UNIQUE || s == PAGE_EQUAL ||
+            s == PAGE_ZEROES) && !history_skip(e, r, page);
+}
+
+/* Without a source, a page has to be seen twice with the same hash.  False:
+ * it is the first time. */
+static bool checksum_quiet(KsmRegion *r, size_t page, uint32_t hash)
+{
+    bool same = r->tag[page] == hash;
+    uint32_t place;
+
+    if (same && page_state(r, page) != PAGE_NEW) {
+        return false;       /* known already */
+    }
+    if (same) {
+        page_mark(r, page, false);
+        return true;
+    }
+    region_leave(r, page, PAGE_NEW);
+    r->tag[page] = hash;
+    page_mark(r, page, true);
+    /* what is in the pool stays equal: no need to see it twice */
+    place = index_lookup(&r->engine->index, hash);
+    if (place != PLACE_NONE && (place & PLACE_SLOT)) {
+        page_mark(r, page, false);
+        return true;
+    }
+    return false;
+}
+
+/* Something is equal to @page of which the index knows. */
+static void page_equal(KsmEngine *e, KsmRegion *r, size_t page,
+                       uint32_t place)
+{
+    size_t other;
+    KsmRegion *o;
+
+    page_set(r, page, PAGE_EQUAL);
+    r->history[page] = 0;
+    if (place & PLACE_SLOT) {
+        return;
+    }
+    o = engine_page(e, place, &other);
+    if (page_state(o, other) == PAGE_UNIQUE) {
+        uint8_t indexed = o->state[other] & PAGE_INDEXED;
+
+        page_set(o, other, PAGE_EQUAL);
+        o->state[other] |= indexed;
+        o->history[other] = 0;
+    }
+}
+
+static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
+                          uint64_t hash64)
+{
+    uint32_t hash = scan_fold(r, hash64), place;
+
+    if (hash64 == e->zero_hash) {
+        if (page_state(r, page) != PAGE_ZEROES) {
+            region_leave(r, page, PAGE_ZEROES);
+            r->tag[page] = hash;
+        }
+        return;
+    }
+    if (engine_zero_only(e)) {
+        region_leave(r, page, PAGE_UNIQUE);
+        history_miss(r, page);
+        return;
+    }
+    if (r->dirty == KSM_DIRTY_CHECKSUM && !checksum_quiet(r, page, hash)) {
+        if (page_state(r, page) == PAGE_UNIQUE) {
+            history_miss(r, page);
+        }
+        return;
+    }
+    r->tag[page] = hash;
+    place = index_lookup(&e->index, hash);
+    if (place != PLACE_NONE) {
+        page_equal(e, r, page, place);
+        return;
+    }
+    page_set(r, page, PAGE_UNIQUE);
+    if (index_insert(&e->index, hash, page_id(r, page))) {
+        r->state[page] |= PAGE_INDEXED;
+    }
+    history_miss(r, page);
+}
+
+static uint64_t zero_or_not(KsmEngine *e, const char *page)
+{
+    bool zero = page[0] == 0 && !memcmp(page, page + 1, PAGE_BYTES - 1);
+
+    return zero ? e->zero_hash : ~e->zero_hash;
+}
+
+/* Hashes what is to be hashed; returns how many pages that were. */
+static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    uint64_t hash[CHUNK_PAGES];
+    uint16_t which[CHUNK_PAGES];
+    size_t first = chunk * CHUNK_PAGES;
+    unsigned n = 0;
+
+    KSM_TSAN_IGNORE_BEGIN();
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        const char *page = page_addr(r, first + i);
+
+        if (!(e->kinds[i] & PM_PRESENT) || (e->kinds[i] & PM_ZEROPFN) ||
+            !page_wanted(e, r, first + i)) {
+            continue;
+        }
+        hash[n] = engine_zero_only(e) ? zero_or_not(e, page)
+                                      : e->hash(page, e->seed);
+        index_prefetch(&e->index, scan_fold(r, hash[n]));
+        which[n++] = i;
+    }
+    KSM_TSAN_IGNORE_END();
+    for (unsigned i = 0; i < n; i++) {
+        page_classify(e, r, first + which[i], hash[i]);
+    }
+    e->total.pages_scanned += n;
+    return n;
+}
+
+/* Restores what was broken, where that is allowed. */
+static void chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, n;
+
+    if (!r->ops || !r->ops->busy || e->uffd_wp < 0 ||
+        r->chunk[chunk].broken < RESTORE_MIN) {
+        return;
+    }
+    for (; page < end; page += n) {
+        for (n = 0; page + n < end &&
+             page_state(r, page + n) == PAGE_BROKEN; n++) {
+        }
+        if (n >= RESTORE_MIN / 4) {
+            merge_restore(e, r, page, n);
+        }
+        n = MAX(n, 1);
+    }
+}
+
+/* Merges the chunk if that pays. */
+static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    uint64_t cpu = prim.cpu_ns();
+    unsigned merged = 0;
+
+    if (run_ripe(r, chunk) && run_plan(e, r, chunk)) {
+        merged = merge_plan(e);
+        e->total.merged += merged;
+        r->merged += merged;
+        if (merged) {
+            c->backoff = 0;
+            e->scan.active = true;
+        } else {
+            c->backoff = MIN(c->backoff + 1, 6);
+        }
+        c->tried = c->gain;
+        c->wait = 1u << c->backoff;
+    }
+    c->yield = (c->yield * 3u + merged * 255u / CHUNK_PAGES) / 4;
+    e->total.merge_time += prim.cpu_ns() - cpu;
+}
+
+static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    uint64_t cpu = prim.cpu_ns();
+    unsigned hashed = 0;
+    bool seen;
+
+    c->flags &= ~CHUNK_VISIT;
+    seen = chunk_look(e, r, chunk);
+    if (!seen) {
+        c->flags |= CHUNK_VISIT;
+        e->scan.again = true;
+        return;
+    }
+    hashed = chunk_hash(e, r, chunk);
+    e->scan.active |= hashed && r->dirty != KSM_DIRTY_CHECKSUM;
+    if (c->fresh > c->written && r->dirty != KSM_DIRTY_CHECKSUM) {
+        c->flags |= CHUNK_VISIT;    /* some were skipped */
+    }
+    c->flags |= CHUNK_SEEN;
+    e->total.scan_time += prim.cpu_ns() - cpu;
+    chunk_restore(e, r, chunk);
+    chunk_merge(e, r, chunk);
+}
+
+static void ripe_merge(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+    size_t page;
+    KsmRegion *r = engine_page(e, s->ripe[--s->n_ripe], &page);
+
+    r->chunk[page / CHUNK_PAGES].flags &= ~CHUNK_QUEUED;
+    if (!r->inhibited) {
+        chunk_merge(e, r, page / CHUNK_PAGES);
+    }
+}
+
+/* The region after @r that may be merged; NULL: none. */
+static KsmRegion *region_next(KsmEngine *e, KsmRegion *r)
+{
+    guint i = 0;
+
+    if (r) {
+        g_ptr_array_find(e->regions, r, &i);
+        i++;
+    }
+    for (; i < e->regions->len; i++) {
+        KsmRegion *next = g_ptr_array_index(e->regions, i);
+
+        if (!next->inhibited) {
+            return next;
+        }
+    }
+    return NULL;
+}
+
+static void pass_start(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+
+    s->pass++;
+    s->started = prim.now_ns();
+    s->active = false;
+    s->again = false;
+    s->visited = 0;
+    for (guint i = 0; i < e->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        r->lazy_seen = 0;
+        if (region_inhibited(r)) {
+            dirty_pause(r);
+        } else {
+            dirty_resume(r);
+        }
+    }
+    s->phase = PHASE_SYNC;
+    s->region = region_next(e, NULL);
+    s->chunk = 0;
+}
+
+static void pass_end(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+
+    e->total.full_scans++;
+    s->phase = PHASE_START;
+    if (s->active || s->pass < 3) {
+        s->idle_ns = 0;
+    } else {
+        s->idle_ns = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
+                         s->again ? 10 * IDLE_MIN_NS : IDLE_MAX_NS);
+    }
+    s->due = prim.now_ns() + s->idle_ns;
+    pool_flush(&e->pool);
+}
+
+/* Once a pass for each chunk of a piece. */
+static void waits_count(KsmRegion *r, size_t chunk, size_t end)
+{
+    for (; chunk < end; chunk++) {
+        KsmChunk *c = &r->chunk[chunk];
+
+        if (c->wait && --c->wait == 0) {
+            c->flags |= CHUNK_VISIT;
+        }
+    }
+}
+
+static void step_sync(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+    uint64_t cpu = prim.cpu_ns();
+    size_t end = dirty_sync(s->region, s->chunk);
+
+    waits_count(s->region, s->chunk, end);
+    s->chunk = end;
+    e->total.scan_time += prim.cpu_ns() - cpu;
+}
+
+static bool chunk_in_phase(const KsmChunk *c, ScanPhase phase)
+{
+    bool good = c->yield > 0 || !(c->flags & CHUNK_SEEN);
+
+    return (c->flags & CHUNK_VISIT) && (phase == PHASE_REST || good);
+}
+
+static void step_visit(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+    KsmRegion *r = s->region;
+
+    for (unsigned i = 0; i < SKIP_STEP && s->chunk < r->n_chunks; i++) {
+        size_t chunk = s->chunk++;
+
+        if (s->phase == PHASE_REST) {
+            s->visited++;
+        }
+        if (chunk_in_phase(&r->chunk[chunk], s->phase) &&
+            r->chunk[chunk].visited_in != (uint8_t)s->pass) {
+            r->chunk[chunk].visited_in = s->pass;
+            if (!region_inhibited(r)) {
+                chunk_visit(e, r, chunk);
+            }
+            break;
+        }
+    }
+}
+
+/* The cursor is at the end of a region: go on to the next, or phase. */
+static bool cursor_advance(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+
+    if (s->region && s->phase == PHASE_REST) {
+        s->region->lazy = s->region->lazy_seen;
+    }
+    s->region = s->region ? region_next(e, s->region) : NULL;
+    s->chunk = 0;
+    if (s->region) {
+        return true;
+    }
+    if (s->phase == PHASE_REST) {
+        pass_end(e);
+        return false;
+    }
+    s->phase++;
+    s->region = region_next(e, NULL);
+    return true;
+}
+
+bool scan_step(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+
+    if (s->n_ripe) {
+        ripe_merge(e);
+        return true;
+    }
+    if (s->phase == PHASE_START) {
+        pass_start(e);
+        return true;
+    }
+    if (!s->region || s->chunk >= s->region->n_chunks) {
+        return cursor_advance(e);
+    }
+    if (s->phase == PHASE_SYNC) {
+        step_sync(e);
+    } else {
+        step_visit(e);
+    }
+    return true;
+}

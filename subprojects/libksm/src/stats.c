@@ -1,0 +1,181 @@
+/*
+ * libksm: what was saved, what it cost, and why the rest was not
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Every page that is not merged has one reason.  Most follow from its state;
+ * those of pages that could be merged and are not stand in their chunk.
+ */
+#include "engine.h"
+
+#define VMA_BYTES       780u    /* kernel memory of a run: two mappings */
+
+static const struct {
+    const char *name;
+    const char *text;
+} reasons[KSM_REASON_MAX] = {
+    [KSM_REASON_RUN_OFF] = { "run-off", "merging is switched off" },
+    [KSM_REASON_INHIBITED] = { "inhibited", "merging is inhibited" },
+    [KSM_REASON_NOT_SCANNED] = { "not-scanned", "not looked at yet" },
+    [KSM_REASON_VOLATILE] = { "volatile", "written too often" },
+    [KSM_REASON_UNIQUE] = { "unique", "no other page is equal" },
+    [KSM_REASON_NOT_WORTH] = { "not-worth",
+        "equal, but merging would cost more than it saves" },
+    [KSM_REASON_PINNED] = { "pinned", "a device has pinned the page" },
+    [KSM_REASON_BUSY] = { "busy", "a device is writing to the page" },
+    [KSM_REASON_VMA_LIMIT] = { "vma-limit",
+        "the process has few mappings left (vm.max_map_count)" },
+    [KSM_REASON_NO_MEMORY] = { "no-memory",
+        "the kernel had no memory for merging" },
+    [KSM_REASON_COW_BROKEN] = { "cow-broken", "written after the merge" },
+    [KSM_REASON_FREED] = { "freed", "the owner freed it" },
+};
+
+const char *ksm_reason_name(KsmReason reason)
+{
+    return reason < KSM_REASON_MAX ? reasons[reason].name : "unknown";
+}
+
+const char *ksm_reason_text(KsmReason reason)
+{
+    return reason < KSM_REASON_MAX ? reasons[reason].text : "unknown";
+}
+
+static void region_reasons(const KsmRegion *r, uint64_t *why)
+{
+    const uint64_t *n = r->count;
+
+    why[KSM_REASON_NOT_SCANNED] += n[PAGE_NEW] - r->n_written;
+    why[KSM_REASON_VOLATILE] += r->n_written;
+    why[KSM_REASON_UNIQUE] += n[PAGE_UNIQUE];
+    why[KSM_REASON_PINNED] += n[PAGE_PINNED];
+    why[KSM_REASON_BUSY] += n[PAGE_BUSY];
+    why[KSM_REASON_COW_BROKEN] += n[PAGE_BROKEN];
+    why[KSM_REASON_FREED] += n[PAGE_FREED];
+    for (size_t i = 0; i < r->n_chunks; i++) {
+        const KsmChunk *c = &r->chunk[i];
+
+        if (c->gain) {
+            why[c->reason ? c->reason : KSM_REASON_NOT_WORTH] += c->gain;
+        }
+    }
+}
+
+static void region_sum(const KsmRegion *r, KsmStats *s)
+{
+    s->pages_total += r->len / PAGE_BYTES;
+    s->pages_unshared += r->count[PAGE_UNIQUE];
+    s->pages_volatile += r->n_written;
+    s->zero_pages += r->count[PAGE_GIVEN];
+    s->merged_runs += r->runs;
+    s->lazy_free += r->lazy * PAGE_BYTES;
+    s->metadata += r->meta_bytes;
+    region_reasons(r, s->reasons);
+    if (r->inhibited) {
+        s->inhibited = r->inhibited;
+    }
+}
+
+static KsmState engine_state(const KsmEngine *e)
+{
+    bool all = e->regions->len > 0;
+
+    if (!e->run) {
+        return KSM_STATE_OFF;
+    }
+    for (guint i = 0; i < e->regions->len; i++) {
+        all &= !!((KsmRegion *)g_ptr_array_index(e->regions, i))->inhibited;
+    }
+    if (all) {
+        return KSM_STATE_INHIBITED;
+    }
+    return e->regions->len == 0 || e->scan.idle_ns ? KSM_STATE_IDLE
+                                                   : KSM_STATE_ACTIVE;
+}
+
+/* Upper end of the bucket in which the @percent-th percentile falls. */
+static uint64_t stall_percentile(const KsmStats *s, unsigned percent)
+{
+    uint64_t below = 0;
+
+    for (unsigned i = 0; i < KSM_STALL_BUCKETS; i++) {
+        below += s->stall[i];
+        if (below * 100 >= s->stall_count * percent) {
+            return MIN(UINT64_C(1000) << i, s->stall_max);
+        }
+    }
+    return s->stall_max;
+}
+
+static void stats_finish(const KsmEngine *e, KsmStats *s)
+{
+    uint64_t saved = s->pages_sharing + s->zero_pages;
+
+    s->state = engine_state(e);
+    if (s->state != KSM_STATE_INHIBITED) {
+        s->inhibited = NULL;
+    } else {
+        s->reasons[KSM_REASON_INHIBITED] =
+            s->reasons[KSM_REASON_NOT_SCANNED] +
+            s->reasons[KSM_REASON_VOLATILE];
+        s->reasons[KSM_REASON_NOT_SCANNED] = 0;
+        s->reasons[KSM_REASON_VOLATILE] = 0;
+    }
+    if (s->state == KSM_STATE_OFF) {
+        s->reasons[KSM_REASON_RUN_OFF] = s->reasons[KSM_REASON_NOT_SCANNED];
+        s->reasons[KSM_REASON_NOT_SCANNED] = 0;
+    }
+    s->page_tables = s->merged_runs * VMA_BYTES;
+    s->profit = (int64_t)(saved * PAGE_BYTES) - s->metadata - s->page_tables;
+}
+
+void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
+{
+    KsmEngine *e = engine;
+
+    lock_take(&e->lock);
+    *stats = e->total;
+    stats->dirty = e->cfg.dirty;
+    for (guint i = 0; i < e->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        region_sum(r, stats);
+        stats->dirty = i == 0 || stats->dirty == r->dirty ? r->dirty
+                                                          : KSM_DIRTY_AUTO;
+    }
+    stats->pages_shared = e->pool.shared;
+    stats->pages_sharing = e->pool.sharing - e->pool.shared;
+    stats->metadata += index_bytes(&e->index) + pool_bytes(&e->pool) +
+                       sizeof(*e) + PIECE_PAGES / 8 +
+                       N_RANGES * sizeof(PmRange) +
+                       e->dir_len * sizeof(*e->dir);
+    stats->stall_p50 = stall_percentile(stats, 50);
+    stats->stall_p99 = stall_percentile(stats, 99);
+    stats_finish(e, stats);
+    lock_release(&e->lock);
+}
+
+/* A region's share of the pool: its own users.  pages_shared is not told by
+ * region; a slot that others use too would count twice. */
+void ksm_region_get_stats(KsmRegion *region, KsmStats *stats)
+{
+    KsmEngine *e = region->engine;
+
+    lock_take(&e->lock);
+    *stats = (KsmStats) {
+        .dirty = region->dirty,
+        .pages_sharing = region->count[PAGE_MERGED],
+        .merged = region->merged,
+        .verify_failed = region->verify_failed,
+        .pinned = region->pinned,
+        .busy = region->busy,
+        .cow_broken = region->cow_broken,
+        .free_hinted = region->free_hinted,
+    };
+    region_sum(region, stats);
+    stats_finish(e, stats);
+    if (region->inhibited) {
+        stats->state = KSM_STATE_INHIBITED;
+    }
+    lock_release(&e->lock);
+}
