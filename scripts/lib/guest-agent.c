@@ -1,0 +1,761 @@
+/*
+ * The program that runs inside the guests of the demo, benches and tests
+ *
+ * It is the guest's init.  In the initramfs it loads the modules and mounts
+ * the root file system; there it reads the files of the Debian userland, so
+ * that the page cache is a real one, starts a few of its programs, fills
+ * memory of its own, and from then on verifies both all the time: each file
+ * against the checksum that was taken when the image was made, each page of
+ * its own against what it wrote there.  Some of its pages it writes anew in
+ * every round, so that merged memory is also written to.
+ *
+ * It reports on the second serial port, one JSON object per line, and takes
+ * one command per line there:
+ *
+ *   alloc MIB [random|zero|pattern]   take memory, fill and keep it
+ *   free MIB                          give that much of it back
+ *   drop                              drop the page cache
+ *   read MIB                          read that much of the files again
+ *   load PERCENT                      share of a CPU to verify with, 0: none
+ *   verify                            verify everything once, at full speed
+ *   quit                              power off
+ *
+ * Each is answered by {"event": "done", "command": ...} or an "error" event.
+ *
+ * On the host `guest-agent --manifest DIR` prints the checksums.
+ *
+ * Leaves to others: the image (guest-image), starting guests and talking to
+ * this (qemu_guest.py).
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysinfo.h>
+#include <sys/wait.h>
+#include <termios.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096
+#define WORDS (PAGE / sizeof(uint64_t))
+#define MIB (1024 * 1024)
+#define PAGES_PER_MIB (MIB / PAGE)
+
+/* How much is verified before the port and the clock are looked at. */
+#define CHUNK_PAGES 64
+#define REPORT_MS 1000
+/* One page in so many is written anew in each round. */
+#define REWRITE_ONE_IN 64
+
+typedef enum {
+    KIND_RANDOM,
+    KIND_ZERO,
+    KIND_PATTERN,
+} Kind;
+
+typedef struct {
+    char *path;
+    uint64_t sum;
+    uint64_t size;
+} File;
+
+/* One piece of memory, MIB large, taken by "alloc" or at the start. */
+typedef struct {
+    uint64_t *memory;
+    Kind kind;
+    /* random pages: how often each has been written, part of its content */
+    uint32_t generation[PAGES_PER_MIB];
+} Piece;
+
+static struct {
+    int port;
+    uint64_t seed;
+    unsigned load;
+
+    File *files;
+    size_t n_files;         /* in the page cache: the first n_files */
+    size_t all_files;
+
+    Piece **pieces;
+    size_t n_pieces;
+
+    /* where the verification stands: pieces, then files */
+    size_t next_piece, next_page, next_file;
+    char *buffer;
+
+    uint64_t pages_verified, files_verified, rounds, errors, rewritten;
+} g;
+
+static uint64_t now_ms(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return ts.tv_sec * 1000ull + ts.tv_nsec / 1000000;
+}
+
+/* Four lanes of multiply-and-rotate: quick where a CPU is emulated, too. */
+static uint64_t checksum(uint64_t sum, const void *data, size_t len)
+{
+    const uint64_t k = 0x9e3779b97f4a7c15ull;
+    uint64_t lane[4] = { sum, sum ^ k, sum + k, ~sum };
+    const unsigned char *p = data;
+
+    for (; len >= 32; p += 32, len -= 32) {
+        uint64_t w[4];
+
+        memcpy(w, p, sizeof(w));
+        for (int i = 0; i < 4; i++) {
+            uint64_t x = (lane[i] ^ w[i]) * k;
+
+            lane[i] = x << 31 | x >> 33;
+        }
+    }
+    for (; len; p++, len--) {
+        lane[0] = (lane[0] ^ *p) * k;
+    }
+    return (lane[0] * 3 + lane[1]) * k ^ (lane[2] * 5 + lane[3]);
+}
+
+/* The content of a random page, from its place and its generation. */
+static uint64_t page_start(size_t piece, size_t page, uint32_t generation)
+{
+    uint64_t x = g.seed * 0x9e3779b97f4a7c15ull;
+
+    x ^= (uint64_t)piece << 40 ^ (uint64_t)page << 24 ^ generation;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    return x | 1;
+}
+
+static inline uint64_t next_word(uint64_t x)
+{
+    x ^= x << 13;
+    x ^= x >> 7;
+    return x ^ x << 17;
+}
+
+/* --- the port ---------------------------------------------------------- */
+
+static void port_write(const char *line, size_t len)
+{
+    while (len) {
+        ssize_t n = write(g.port, line, len);
+
+        if (n < 0 && errno != EINTR && errno != EAGAIN) {
+            return;
+        }
+        if (n > 0) {
+            line += n;
+            len -= n;
+        }
+    }
+}
+
+__attribute__((format(printf, 2, 3)))
+static void report(const char *event, const char *format, ...)
+{
+    char line[1024];
+    va_list ap;
+    int n;
+
+    n = snprintf(line, sizeof(line), "{\"event\": \"%s\"", event);
+    if (format) {
+        n += snprintf(line + n, sizeof(line) - n, ", ");
+        va_start(ap, format);
+        n += vsnprintf(line + n, sizeof(line) - n - 3, format, ap);
+        va_end(ap);
+        if (n > (int)sizeof(line) - 3) {
+            n = sizeof(line) - 3;
+        }
+    }
+    line[n++] = '}';
+    line[n++] = '\n';
+    port_write(line, n);
+}
+
+static void report_state(const char *event)
+{
+    struct sysinfo si;
+
+    sysinfo(&si);
+    report(event,
+           "\"uptime_ms\": %llu, \"errors\": %llu, \"rounds\": %llu, "
+           "\"pages_verified\": %llu, \"files_verified\": %llu, "
+           "\"rewritten\": %llu, \"own_mib\": %zu, \"files\": %zu, "
+           "\"free_mib\": %llu",
+           (unsigned long long)now_ms(), (unsigned long long)g.errors,
+           (unsigned long long)g.rounds,
+           (unsigned long long)g.pages_verified,
+           (unsigned long long)g.files_verified,
+           (unsigned long long)g.rewritten, g.n_pieces, g.n_files,
+           (unsigned long long)si.freeram * si.mem_unit / MIB);
+}
+
+__attribute__((format(printf, 1, 2)))
+static void wrong(const char *format, ...)
+{
+    char text[512];
+    va_list ap;
+
+    va_start(ap, format);
+    vsnprintf(text, sizeof(text), format, ap);
+    va_end(ap);
+    g.errors++;
+    report("error", "\"text\": \"%s\"", text);
+}
+
+static void open_port(void)
+{
+    struct termios t;
+
+    g.port = open("/dev/ttyS1", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (g.port < 0) {
+        g.port = open("/dev/console", O_RDWR | O_NOCTTY | O_CLOEXEC);
+        return;
+    }
+    if (tcgetattr(g.port, &t) == 0) {
+        cfmakeraw(&t);
+        t.c_cflag |= CLOCAL;
+        tcsetattr(g.port, TCSANOW, &t);
+    }
+}
+
+/* --- memory of its own ------------------------------------------------- */
+
+static void page_write(size_t piece, size_t page)
+{
+    Piece *p = g.pieces[piece];
+    uint64_t *words = p->memory + page * WORDS;
+    uint64_t x;
+
+    switch (p->kind) {
+    case KIND_ZERO:
+        memset(words, 0, PAGE);
+        break;
+    case KIND_PATTERN:
+        memset(words, 0xcc, PAGE);
+        break;
+    case KIND_RANDOM:
+        p->generation[page]++;
+        x = page_start(piece, page, p->generation[page]);
+        for (size_t i = 0; i < WORDS; i++) {
+            words[i] = x;
+            x = next_word(x);
+        }
+        break;
+    }
+}
+
+static void page_verify(size_t piece, size_t page)
+{
+    Piece *p = g.pieces[piece];
+    const uint64_t *words = p->memory + page * WORDS;
+    uint64_t x = 0;
+
+    if (p->kind == KIND_PATTERN) {
+        x = 0xccccccccccccccccull;
+    } else if (p->kind == KIND_RANDOM) {
+        x = page_start(piece, page, p->generation[page]);
+    }
+    for (size_t i = 0; i < WORDS; i++) {
+        if (words[i] != x) {
+            wrong("page %zu of piece %zu, word %zu: 0x%llx, not 0x%llx",
+                  page, piece, i, (unsigned long long)words[i],
+                  (unsigned long long)x);
+            page_write(piece, page);
+            break;
+        }
+        if (p->kind == KIND_RANDOM) {
+            x = next_word(x);
+        }
+    }
+    g.pages_verified++;
+}
+
+static bool piece_add(Kind kind)
+{
+    Piece *p = calloc(1, sizeof(*p));
+    Piece **pieces = realloc(g.pieces, (g.n_pieces + 1) * sizeof(*pieces));
+
+    if (pieces) {
+        g.pieces = pieces;
+    }
+    if (!p || !pieces) {
+        free(p);
+        return false;
+    }
+    p->kind = kind;
+    p->memory = mmap(NULL, MIB, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p->memory == MAP_FAILED) {
+        free(p);
+        return false;
+    }
+    g.pieces[g.n_pieces++] = p;
+    for (size_t i = 0; i < PAGES_PER_MIB; i++) {
+        page_write(g.n_pieces - 1, i);
+    }
+    return true;
+}
+
+static void piece_drop(void)
+{
+    Piece *p = g.pieces[--g.n_pieces];
+
+    munmap(p->memory, MIB);
+    free(p);
+}
+
+/* --- files ------------------------------------------------------------- */
+
+static bool file_sum(const char *path, char *buffer, uint64_t *sum)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    ssize_t n;
+
+    *sum = 0;
+    if (fd < 0) {
+        return false;
+    }
+    while ((n = read(fd, buffer, MIB)) > 0) {
+        *sum = checksum(*sum, buffer, n);
+    }
+    close(fd);
+    return n == 0;
+}
+
+static void file_verify(File *f)
+{
+    uint64_t sum;
+
+    if (!file_sum(f->path, g.buffer, &sum)) {
+        wrong("%s: cannot be read: %s", f->path, strerror(errno));
+    } else if (sum != f->sum) {
+        wrong("%s: checksum %llx, not %llx", f->path,
+              (unsigned long long)sum, (unsigned long long)f->sum);
+    }
+    g.files_verified++;
+    g.pages_verified += f->size / PAGE;
+}
+
+static bool manifest_read(const char *path)
+{
+    FILE *in = fopen(path, "re");
+    char line[PAGE];
+
+    if (!in) {
+        return false;
+    }
+    while (fgets(line, sizeof(line), in)) {
+        unsigned long long sum, size;
+        int at;
+        File *files;
+
+        if (sscanf(line, "%llx %llu %n", &sum, &size, &at) < 2) {
+            continue;
+        }
+        line[strcspn(line, "\n")] = 0;
+        files = realloc(g.files, (g.all_files + 1) * sizeof(*files));
+        if (!files) {
+            break;
+        }
+        g.files = files;
+        g.files[g.all_files++] = (File) {
+            .path = strdup(line + at), .sum = sum, .size = size,
+        };
+    }
+    fclose(in);
+    return true;
+}
+
+/* Reads files, in the order of the manifest, until so much is cached. */
+static unsigned files_read(unsigned mib)
+{
+    uint64_t bytes = 0;
+
+    g.n_files = 0;
+    while (g.n_files < g.all_files && bytes < (uint64_t)mib * MIB) {
+        file_verify(&g.files[g.n_files]);
+        bytes += g.files[g.n_files].size;
+        g.n_files++;
+    }
+    return bytes / MIB;
+}
+
+/* --- verification, all the time ---------------------------------------- */
+
+/* A bounded piece of work; returns true at the end of a round. */
+static bool verify_some(void)
+{
+    for (int i = 0; i < CHUNK_PAGES && g.next_piece < g.n_pieces; i++) {
+        page_verify(g.next_piece, g.next_page);
+        if ((g.next_page + g.rounds) % REWRITE_ONE_IN == 0) {
+            page_write(g.next_piece, g.next_page);
+            g.rewritten++;
+        }
+        if (++g.next_page == PAGES_PER_MIB) {
+            g.next_page = 0;
+            g.next_piece++;
+        }
+    }
+    if (g.next_piece < g.n_pieces) {
+        return false;
+    }
+    if (g.next_file < g.n_files) {
+        file_verify(&g.files[g.next_file++]);
+        return false;
+    }
+    g.next_piece = g.next_page = g.next_file = 0;
+    g.rounds++;
+    return true;
+}
+
+static void verify_all(void)
+{
+    uint64_t last = now_ms();
+
+    g.next_piece = g.next_page = g.next_file = 0;
+    while (!verify_some()) {
+        if (now_ms() - last > REPORT_MS) {
+            report_state("state");
+            last = now_ms();
+        }
+    }
+}
+
+static void command_alloc(const char *line)
+{
+    unsigned mib = 0;
+    char kind[16] = "random";
+    Kind k = KIND_RANDOM;
+
+    if (sscanf(line, "%*s %u %15s", &mib, kind) < 1) {
+        report("error", "\"text\": \"alloc: how much?\"");
+        return;
+    }
+    if (!strcmp(kind, "zero")) {
+        k = KIND_ZERO;
+    } else if (!strcmp(kind, "pattern")) {
+        k = KIND_PATTERN;
+    }
+    for (unsigned i = 0; i < mib; i++) {
+        if (!piece_add(k)) {
+            report("error", "\"text\": \"alloc: got only %u MiB\"", i);
+            return;
+        }
+    }
+}
+
+static void write_file(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+    if (fd >= 0) {
+        if (write(fd, text, strlen(text)) < 0) {
+            wrong("%s: %s", path, strerror(errno));
+        }
+        close(fd);
+    }
+}
+
+static void command_run(const char *line)
+{
+    char name[16] = "";
+    unsigned mib = 0;
+
+    sscanf(line, "%15s %u", name, &mib);
+    if (!strcmp(name, "alloc")) {
+        command_alloc(line);
+    } else if (!strcmp(name, "free")) {
+        while (mib-- && g.n_pieces) {
+            piece_drop();
+        }
+        g.next_piece = g.next_page = 0;
+    } else if (!strcmp(name, "drop")) {
+        g.n_files = 0;
+        write_file("/proc/sys/vm/drop_caches", "3");
+    } else if (!strcmp(name, "read")) {
+        files_read(mib);
+    } else if (!strcmp(name, "load")) {
+        g.load = mib > 100 ? 100 : mib;
+    } else if (!strcmp(name, "verify")) {
+        verify_all();
+    } else if (!strcmp(name, "quit")) {
+        report("quit", NULL);
+        tcdrain(g.port);
+        sync();
+        reboot(RB_POWER_OFF);
+    } else {
+        report("error", "\"text\": \"unknown command\"");
+        return;
+    }
+    report_state("state");
+    report("done", "\"command\": \"%s\", \"errors\": %llu", name,
+           (unsigned long long)g.errors);
+}
+
+/* Waits up to ms for a line on the port, and carries it out. */
+static void port_poll(int ms)
+{
+    static char line[256];
+    static size_t len;
+    struct pollfd fd = { .fd = g.port, .events = POLLIN };
+    char c;
+
+    while (poll(&fd, 1, ms) > 0 && (fd.revents & POLLIN)) {
+        if (read(g.port, &c, 1) != 1) {
+            usleep(100000);     /* nobody at the other end */
+            return;
+        }
+        if (c != '\n') {
+            if (len < sizeof(line) - 1) {
+                line[len++] = c;
+            }
+            continue;
+        }
+        line[len] = 0;
+        len = 0;
+        if (line[0]) {
+            command_run(line);
+        }
+        ms = 0;
+    }
+}
+
+static void serve(void)
+{
+    uint64_t last = 0;
+
+    while (true) {
+        uint64_t before = now_ms(), busy;
+
+        if (g.load) {
+            verify_some();
+        }
+        busy = now_ms() - before;
+        /* as much rest as the share of the CPU asks for */
+        if (!g.load) {
+            port_poll(200);
+        } else if (g.load < 100) {
+            port_poll(1 + busy * (100 - g.load) / g.load);
+        } else {
+            port_poll(0);
+        }
+        if (now_ms() - last >= REPORT_MS) {
+            report_state("state");
+            last = now_ms();
+        }
+        while (waitpid(-1, NULL, WNOHANG) > 0) {
+            ;
+        }
+    }
+}
+
+/* --- init -------------------------------------------------------------- */
+
+static void give_up(const char *what)
+{
+    report("failed", "\"text\": \"%s: %s\"", what, strerror(errno));
+    tcdrain(g.port);
+    reboot(RB_POWER_OFF);
+    _exit(1);
+}
+
+static void load_modules(void)
+{
+    FILE *order = fopen("/modules/order", "re");
+    char name[128], path[160];
+
+    while (order && fscanf(order, "%127s", name) == 1) {
+        int fd;
+
+        snprintf(path, sizeof(path), "/modules/%s.ko", name);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0 || (syscall(SYS_finit_module, fd, "", 0) &&
+                       errno != EEXIST)) {
+            report("note", "\"text\": \"module %s: %s\"", name,
+                   strerror(errno));
+        }
+        close(fd);
+        unlink(path);
+    }
+    if (order) {
+        fclose(order);
+    }
+}
+
+/* From the initramfs to the Debian root file system. */
+static void change_root(void)
+{
+    int tries = 0;
+
+    while (access("/dev/vda", F_OK)) {
+        if (tries++ == 600) {
+            give_up("no disk /dev/vda");
+        }
+        usleep(100000);
+    }
+    if (mount("/dev/vda", "/newroot", "ext4", MS_RDONLY, "")) {
+        give_up("mount of /dev/vda");
+    }
+    mount("/dev", "/newroot/dev", NULL, MS_MOVE, NULL);
+    mount("/proc", "/newroot/proc", NULL, MS_MOVE, NULL);
+    mount("/sys", "/newroot/sys", NULL, MS_MOVE, NULL);
+    unlink("/init");
+    if (chdir("/newroot") || mount(".", "/", NULL, MS_MOVE, NULL) ||
+        chroot(".") || chdir("/")) {
+        give_up("change of the root");
+    }
+    mount("tmpfs", "/tmp", "tmpfs", 0, "size=16m");
+    mount("tmpfs", "/run", "tmpfs", 0, "size=16m");
+}
+
+static unsigned option(const char *name, unsigned otherwise)
+{
+    static char line[PAGE];
+    char *at;
+    int fd;
+
+    if (!line[0]) {
+        fd = open("/proc/cmdline", O_RDONLY | O_CLOEXEC);
+        if (fd < 0 || read(fd, line, sizeof(line) - 1) < 0) {
+            return otherwise;
+        }
+        close(fd);
+    }
+    at = strstr(line, name);
+    return at ? strtoul(at + strlen(name), NULL, 10) : otherwise;
+}
+
+static void start_program(const char *const *argv)
+{
+    if (fork() == 0) {
+        char *const env[] = { "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+                              "HOME=/tmp", NULL };
+        int null = open("/dev/null", O_RDWR);
+
+        dup2(null, 0);
+        dup2(null, 1);
+        dup2(null, 2);
+        setsid();
+        execve(argv[0], (char *const *)argv, env);
+        _exit(127);
+    }
+}
+
+/* Some of the userland at work, with libraries mapped and heaps of its own. */
+static void start_userland(void)
+{
+    static const char *const python[] = {
+        "/usr/bin/python3", "-c",
+        "import json, ssl, http.server, sqlite3, decimal, time\n"
+        "x = [str(i) for i in range(50000)]\n"
+        "while True: time.sleep(3600)", NULL
+    };
+    static const char *const perl[] = {
+        "/usr/bin/perl", "-e",
+        "my %h = map { $_ => \"x$_\" } 1..20000; sleep 3600 while 1;", NULL
+    };
+    static const char *const shell[] = {
+        "/bin/bash", "-c", "while :; do sleep 3600; done", NULL
+    };
+
+    start_program(python);
+    start_program(perl);
+    start_program(shell);
+}
+
+static int run_guest(void)
+{
+    mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
+    mount("proc", "/proc", "proc", 0, NULL);
+    mount("sysfs", "/sys", "sysfs", 0, NULL);
+    open_port();
+    report_state("booted");
+    g.seed = option("guest.seed=", 1);
+    g.load = option("guest.load=", 20);
+    g.buffer = malloc(MIB);
+    load_modules();
+    change_root();
+    if (!manifest_read("/etc/guest-manifest")) {
+        give_up("/etc/guest-manifest");
+    }
+    start_userland();
+    files_read(option("guest.cache=", 128));
+    for (unsigned i = option("guest.private=", 32); i; i--) {
+        if (!piece_add(KIND_RANDOM)) {
+            give_up("memory");
+        }
+    }
+    report_state("ready");
+    serve();
+    return 0;
+}
+
+/* --- on the host ------------------------------------------------------- */
+
+static char *buffer;
+
+static int manifest_write(const char *root, const char *dir)
+{
+    char path[PAGE];
+    struct dirent **entries;
+    int n, ret = 0;
+
+    snprintf(path, sizeof(path), "%s%s", root, dir);
+    n = scandir(path, &entries, NULL, alphasort);
+    for (int i = 0; i < n; i++) {
+        const char *name = entries[i]->d_name;
+        char sub[PAGE - 256];
+        struct stat st;
+        uint64_t sum;
+
+        if (!strcmp(name, ".") || !strcmp(name, "..")) {
+            continue;
+        }
+        snprintf(sub, sizeof(sub), "%s/%s", dir, name);
+        snprintf(path, sizeof(path), "%s%s", root, sub);
+        if (lstat(path, &st)) {
+            ret = 1;
+        } else if (S_ISDIR(st.st_mode)) {
+            ret |= manifest_write(root, sub);
+        } else if (S_ISREG(st.st_mode) && st.st_size) {
+            if (file_sum(path, buffer, &sum)) {
+                printf("%llx %llu %s\n", (unsigned long long)sum,
+                       (unsigned long long)st.st_size, sub);
+            } else {
+                ret = 1;
+            }
+        }
+    }
+    return ret;
+}
+
+int main(int argc, char **argv)
+{
+    if (getpid() == 1) {
+        return run_guest();
+    }
+    if (argc == 3 && !strcmp(argv[1], "--manifest")) {
+        buffer = malloc(MIB);
+        return manifest_write(argv[2], "");
+    }
+    fprintf(stderr, "usage: guest-agent --manifest DIR (or as init)\n");
+    return 2;
+}
