@@ -37,6 +37,7 @@ FIRMWARE = ("/usr/share/seabios", "/usr/share/qemu", "/usr/lib/ipxe/qemu")
 #: A guest under TCG boots in seconds; on a machine that is busy with other
 #: things it may take minutes.  Nothing is measured with this.
 BOOT_TIMEOUT = 300.0
+FILES = ("vmlinuz", "initrd", "root.img")
 
 
 class GuestError(RuntimeError):
@@ -82,7 +83,7 @@ def guest_image() -> Path:
 
 
 def accelerator() -> str:
-    """"kvm" where this CPU can run guests and /dev/kvm opens, else "tcg"."""
+    """ "kvm" where this CPU can run guests and /dev/kvm opens, else "tcg"."""
     try:
         flags = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M)
         if flags and {"vmx", "svm"} & set(flags[1].split()):
@@ -116,7 +117,7 @@ class Memory:
 
 
 def _numbers(path: str) -> dict[str, int]:
-    """"name: 12 kB" and "name 12" lines of a file of /proc."""
+    """ "name: 12 kB" and "name 12" lines of a file of /proc."""
     found = {}
     for line in Path(path).read_text().splitlines():
         match = re.match(r"(\w+):?\s+(-?\d+)( kB)?$", line)
@@ -170,6 +171,10 @@ class GuestSpec:
     extra: Sequence[str] = ()
     #: start as this user (needs root)
     user: str | None = None
+    #: a command in front of QEMU's
+    prefix: Sequence[str] = ()
+    #: a reset restarts the guest rather than ending QEMU
+    reboot: bool = False
     incoming: bool = False
     qemu: Path | None = None
 
@@ -209,6 +214,7 @@ class Guest:
         self.failures: list[str] = []
         self._qmp: QEMUMonitorProtocol | None = None
         self._sockets: list[socket.socket] = []
+        self._files: list[int] = []
         self._threads: list[threading.Thread] = []
         self._console: deque[str] = deque(maxlen=40)
         self._stderr: deque[str] = deque(maxlen=40)
@@ -250,13 +256,21 @@ class Guest:
             f"guest.cache={spec.cache()} guest.private={spec.private()} "
             f"guest.seed={spec.seed} guest.load={spec.load}"
         )
-        arguments = [str(spec.qemu or qemu_binary())]
+        files = {name: f"{self.image}/{name}" for name in FILES}
+        files["qemu"] = str(spec.qemu or qemu_binary())
+        if spec.user:
+            # that user may not be able to walk to where they are
+            for name, path in files.items():
+                self._files.append(os.open(path, os.O_RDONLY))
+                files[name] = f"/dev/fd/{self._files[-1]}"
+        arguments = [files["qemu"]]
         for directory in FIRMWARE:
             if os.path.isdir(directory):
                 arguments += ["-L", directory]
         arguments += [
             *("-name", f"{spec.name},debug-threads=on"),
-            *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-nodefaults", "-no-user-config", "-display", "none"),
+            *(() if spec.reboot else ("-no-reboot",)),
             *("-machine", machine),
             *("-accel", accel),
             *("-smp", str(spec.cpus)),
@@ -269,38 +283,40 @@ class Guest:
             *("-device", "isa-serial,chardev=port"),
             "-blockdev",
             "driver=file,node-name=root,read-only=on,locking=off,"
-            f"filename={self.image}/root.img",
+            f"filename={files['root.img']}",
             *("-device", "virtio-blk-pci,drive=root"),
-            *("-kernel", f"{self.image}/vmlinuz", "-initrd", f"{self.image}/initrd"),
+            *("-kernel", files["vmlinuz"], "-initrd", files["initrd"]),
             *("-append", append),
             *(("-incoming", "defer") if spec.incoming else ()),
             *spec.extra,
         ]
-        # the kernel ends QEMU when we end, even by kill -9; -P needs no
-        # code between fork and exec
+        # the kernel ends QEMU when we end, even by kill -9
         prefix = ["setpriv", "--pdeathsig", "KILL"]
         if spec.user:
             prefix += [f"--reuid={spec.user}", "--clear-groups"]
             prefix += ["--inh-caps=-all", "--no-new-privs"]
-        return [*prefix, "--", *arguments]
+        return [*spec.prefix, *prefix, "--", *arguments]
 
     def start(self) -> None:
         """Starts QEMU; the guest boots meanwhile (not with incoming)."""
         pairs = [make_socketpair() for _ in range(3)]
         fds = [theirs.fileno() for _, theirs in pairs]
         try:
+            arguments = self.arguments(*fds)
             self.process = subprocess.Popen(
-                self.arguments(*fds),
+                arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=fds,
+                pass_fds=fds + self._files,
                 # Ctrl-C is for us; we end QEMU in our own order
                 start_new_session=True,
             )
         finally:
             for _, theirs in pairs:
                 theirs.close()
+            while self._files:
+                os.close(self._files.pop())
         _running.add(self)
         monitor, console, port = (ours for ours, _ in pairs)
         self._sockets = [monitor, console, port]

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Puts KSM's knobs back when the program that changed them was killed.
+
+`KsmKnobs` restores them however its `with` ends, and heals what a killed
+holder left when the next one comes.  After a kill -9 nobody may come for
+weeks, though, and ksmd would run on: so a small process of its own waits for
+the end of its parent and heals at once.  Leaves to others: the knobs
+(ksmsys.py).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ksmsys
+
+
+@contextmanager
+def guard() -> Iterator[None]:
+    """Enter it before KsmKnobs, so that it ends after it."""
+    reader, writer = os.pipe()
+    try:
+        # a session of its own: neither Ctrl-C nor a killed process group
+        # reaches it
+        process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=reader,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    finally:
+        os.close(reader)
+    try:
+        yield
+    finally:
+        os.close(writer)
+        process.wait()
+
+
+def main() -> None:
+    while os.read(0, 1):
+        pass
+    if ksmsys.SAVED.exists():
+        try:
+            with ksmsys.KsmKnobs():
+                pass
+        except (ksmsys.KsmUnavailable, OSError) as error:
+            print(f"KSM's knobs could not be restored: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

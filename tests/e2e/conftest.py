@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the end-to-end tests share: QEMU, the guest's image, KSM's knobs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / "scripts/lib"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import ksmsys  # noqa: E402
+import qemu_guest  # noqa: E402
+from ksm_guard import guard  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def image() -> Path:
+    """The Debian guest; QEMU is built if need be."""
+    qemu_guest.need_qemu()
+    return qemu_guest.guest_image()
+
+
+@pytest.fixture
+def knobs() -> Iterator[ksmsys.KsmKnobs]:
+    """KSM's knobs, ksmd stopped; put back afterwards."""
+    reason = ksmsys.why_not_controllable()
+    if reason:
+        pytest.skip(reason)
+    with guard(), ksmsys.KsmKnobs() as held:
+        held.set(run=0)
+        yield held
+
+
+@pytest.fixture
+def root() -> None:
+    """For tests that take another user's part, or mount."""
+    if os.getuid() != 0:
+        pytest.skip("only root can start programs as another user")
+
+
+def scope_missing(image: Path, scope: str) -> str | None:
+    """Why this QEMU cannot do the scope here, or None."""
+    spec = qemu_guest.GuestSpec(
+        memory_mib=64, properties={"scope": scope}, extra=["-S"], cache_mib=1
+    )
+    try:
+        with qemu_guest.Guest(spec, image):
+            return None
+    except qemu_guest.GuestError as error:
+        return str(error)
+
+
+@pytest.fixture(scope="session")
+def scope_vm(image: Path) -> str:
+    """The scope vm, where the kernel has what it takes."""
+    reason = scope_missing(image, "vm")
+    if reason:
+        pytest.skip(reason.replace("\n", " "))
+    return "vm"
