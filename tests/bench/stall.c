@@ -1,0 +1,403 @@
+/*
+ * Bench stall: what merging does to threads that write the memory
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The memory holds two equal halves: runs of RUN equal pages, then pages that
+ * differ, as guests have them (24 pages a run on average, DESIGN.md 4), and a
+ * hot set that the writers hammer.  Beside it each writer writes a random page
+ * of all the memory now and then and times that write.  Every writer has its
+ * own word in each page and a shadow of it, so a lost write is found.
+ *
+ * mode=engine: first without merging, then with libksm at max-cpu, in the same
+ * process.  mode=runwise: the reference for CPU per saved page: each run of
+ * its own is isolated, verified and replaced while the writers run.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "bench.h"
+
+#define RUN 24
+#define PERIOD 32           /* RUN equal pages, then PERIOD - RUN others */
+#define MAX_THREADS 16
+#define HOT_PER_COLD 64
+#define BUCKETS 4096        /* of 1/16 of a power of two, ns */
+
+/* Debian 12's headers are older than UFFDIO_MOVE (Linux 6.8) */
+#ifndef UFFDIO_MOVE
+struct uffdio_move {
+    uint64_t dst;
+    uint64_t src;
+    uint64_t len;
+    uint64_t mode;
+    int64_t move;
+};
+#define UFFDIO_MOVE _IOWR(UFFDIO, 0x05, struct uffdio_move)
+#define UFFD_FEATURE_MOVE (1 << 16)
+#endif
+
+typedef struct Histogram {
+    uint64_t count[BUCKETS];
+    uint64_t max;
+} Histogram;
+
+typedef struct Load Load;
+
+typedef struct Writer {
+    Load *load;
+    pthread_t thread;
+    int number;
+    uint32_t *shadow;       /* per page: what this writer wrote last */
+    uint64_t writes[2];     /* without and with merging */
+    Histogram *times[2];
+} Writer;
+
+struct Load {
+    char *mem;
+    size_t n;               /* pages in all */
+    size_t equal;           /* pages of one half; the rest is hot */
+    int threads;
+    Writer writers[MAX_THREADS];
+    int phase;              /* 0: without, 1: with merging; atomic */
+    int stop;               /* atomic */
+};
+
+static unsigned bucket(uint64_t ns)
+{
+    int top = ns < 16 ? 0 : 63 - __builtin_clzll(ns) - 4;
+
+    return MIN(top * 16 + (ns >> top), BUCKETS - 1);
+}
+
+static uint64_t bucket_ns(unsigned i)
+{
+    return i < 32 ? i : (UINT64_C(16) + i % 16) << (i / 16 - 1);
+}
+
+static void record(Histogram *h, uint64_t ns)
+{
+    h->count[bucket(ns)]++;
+    h->max = MAX(h->max, ns);
+}
+
+static uint64_t percentile(const Histogram *h, double share)
+{
+    uint64_t all = 0, sum = 0;
+
+    for (int i = 0; i < BUCKETS; i++) {
+        all += h->count[i];
+    }
+    for (int i = 0; i < BUCKETS; i++) {
+        sum += h->count[i];
+        if (sum && sum >= all * share) {
+            return MIN(bucket_ns(i + 1), h->max);
+        }
+    }
+    return h->max;
+}
+
+/* The first word of a page: never written after the start. */
+static uint64_t content(const Load *l, size_t page)
+{
+    if (page >= 2 * l->equal || page % PERIOD >= RUN) {
+        return page + l->n;
+    }
+    return page % l->equal + 1;
+}
+
+static void prepare(Load *l, BenchPages pages)
+{
+    l->mem = bench_map(l->n * KSM_PAGE_SIZE, pages);
+    /* whole periods and chunks */
+    l->equal = l->n * 7 / 16 / 512 * 512;
+    for (size_t i = 0; i < l->n; i++) {
+        uint64_t *page = (uint64_t *)(l->mem + i * KSM_PAGE_SIZE);
+
+        memset(page, 0x11, KSM_PAGE_SIZE);
+        memset(page, 0, 8 * (MAX_THREADS + 1));
+        page[0] = content(l, i);
+    }
+}
+
+static void check(const Load *l)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        const uint64_t *page = (uint64_t *)(l->mem + i * KSM_PAGE_SIZE);
+
+        if (page[0] != content(l, i) || page[511] != 0x1111111111111111) {
+            bench_die("page %zu has changed", i);
+        }
+        for (int t = 0; t < l->threads; t++) {
+            if (page[1 + t] != l->writers[t].shadow[i]) {
+                bench_die("a write of thread %d to page %zu is lost", t, i);
+            }
+        }
+    }
+}
+
+static void write_page(Writer *w, size_t page)
+{
+    uint64_t *p = (uint64_t *)(w->load->mem + page * KSM_PAGE_SIZE);
+
+    __atomic_store_n(&p[1 + w->number], ++w->shadow[page], __ATOMIC_RELAXED);
+}
+
+static void *writer(void *opaque)
+{
+    Writer *w = opaque;
+    Load *l = w->load;
+    uint64_t seed = 88172645463325252 + w->number * 7919;
+    uint64_t next = 0;
+    size_t hot = 2 * l->equal;
+
+    while (!__atomic_load_n(&l->stop, __ATOMIC_RELAXED)) {
+        int phase = __atomic_load_n(&l->phase, __ATOMIC_RELAXED);
+        uint64_t start, end;
+
+        for (int i = 0; i < HOT_PER_COLD; i++) {
+            write_page(w, hot + bench_random(&seed) % (l->n - hot));
+        }
+        w->writes[phase] += HOT_PER_COLD;
+        start = bench_now_ns();
+        if (start < next) {
+            continue;
+        }
+        write_page(w, bench_random(&seed) % hot);
+        end = bench_now_ns();
+        record(w->times[phase], end - start);
+        w->writes[phase]++;
+        next = end + 200000;    /* 5000 a second: most pages stay quiet */
+    }
+    return NULL;
+}
+
+static void start_writers(Load *l)
+{
+    for (int t = 0; t < l->threads; t++) {
+        Writer *w = &l->writers[t];
+
+        w->load = l;
+        w->number = t;
+        w->shadow = g_new0(uint32_t, l->n);
+        w->times[0] = g_new0(Histogram, 1);
+        w->times[1] = g_new0(Histogram, 1);
+        if (pthread_create(&w->thread, NULL, writer, w)) {
+            bench_die("cannot start a thread");
+        }
+    }
+}
+
+static void stop_writers(Load *l)
+{
+    __atomic_store_n(&l->stop, 1, __ATOMIC_RELAXED);
+    for (int t = 0; t < l->threads; t++) {
+        pthread_join(l->writers[t].thread, NULL);
+    }
+}
+
+static void report_writers(const Load *l, const double *seconds)
+{
+    Histogram sum[2] = { 0 };
+    double writes[2] = { 0 };
+
+    for (int phase = 0; phase < 2; phase++) {
+        for (int t = 0; t < l->threads; t++) {
+            const Histogram *h = l->writers[t].times[phase];
+
+            for (int i = 0; i < BUCKETS; i++) {
+                sum[phase].count[i] += h->count[i];
+            }
+            sum[phase].max = MAX(sum[phase].max, h->max);
+            writes[phase] += l->writers[t].writes[phase];
+        }
+    }
+    bench_metric("write_throughput_ratio", writes[1] / seconds[1] /
+                                           (writes[0] / seconds[0]));
+    bench_metric("write_off_p50_ns", percentile(&sum[0], 0.5));
+    bench_metric("write_off_p99_ns", percentile(&sum[0], 0.99));
+    bench_metric("write_off_max_ns", sum[0].max);
+    bench_metric("write_p50_ns", percentile(&sum[1], 0.5));
+    bench_metric("write_p99_ns", percentile(&sum[1], 0.99));
+    bench_metric("write_max_ns", sum[1].max);
+}
+
+/* Pages that merging can save when nobody writes. */
+static uint64_t achievable(const Load *l)
+{
+    return l->equal / PERIOD * RUN;
+}
+
+static void run_engine(Load *l, const Bench *b)
+{
+    KsmEngine *engine = bench_engine(KSM_FREE_AUTO, true);
+    uint64_t target = achievable(l) * 85 / 100;
+    double seconds[2], off = bench_arg(b, "off_seconds", 3);
+    uint64_t start = bench_now_ns();
+    bool reached;
+    KsmStats stats;
+
+    ksm_engine_set_max_cpu(engine, bench_arg(b, "max_cpu", 10));
+    g_usleep(off * 1e6);
+    seconds[0] = (bench_now_ns() - start) / 1e9;
+    __atomic_store_n(&l->phase, 1, __ATOMIC_RELAXED);
+    start = bench_now_ns();
+    bench_add(engine, l->mem, l->n * KSM_PAGE_SIZE, NULL, NULL);
+    reached = bench_step_until(engine, bench_saved, &target,
+                               bench_arg(b, "seconds", 30));
+    seconds[1] = (bench_now_ns() - start) / 1e9;
+    stop_writers(l);
+    ksm_engine_get_stats(engine, &stats);
+    report_writers(l, seconds);
+    bench_metric("seconds", seconds[1]);
+    bench_metric("reached", reached);
+    bench_metric("saved_share",
+                 (double)stats.pages_sharing / achievable(l));
+    bench_metric("stall_count", stats.stall_count);
+    bench_metric("stall_p50_ns", stats.stall_p50);
+    bench_metric("stall_p99_ns", stats.stall_p99);
+    bench_metric("stall_max_ns", stats.stall_max);
+    bench_metric("huge_split", stats.huge_split);
+    if (stats.pages_sharing) {
+        bench_metric("cpu_us_per_saved_page",
+                     (stats.scan_time + stats.merge_time) / 1e3 /
+                     stats.pages_sharing);
+    }
+}
+
+static int open_uffd(Load *l, char *staging)
+{
+    struct uffdio_api api = {
+        .api = UFFD_API,
+        .features = UFFD_FEATURE_MOVE,
+    };
+    struct uffdio_register reg = {
+        .range = { (uintptr_t)l->mem, l->n * KSM_PAGE_SIZE },
+        .mode = UFFDIO_REGISTER_MODE_MISSING,
+    };
+    int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+
+    if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api) ||
+        ioctl(uffd, UFFDIO_REGISTER, &reg)) {
+        bench_die("userfaultfd: %s", strerror(errno));
+    }
+    reg.range.start = (uintptr_t)staging;
+    reg.range.len = RUN * KSM_PAGE_SIZE;
+    if (ioctl(uffd, UFFDIO_REGISTER, &reg)) {
+        bench_die("userfaultfd: %s", strerror(errno));
+    }
+    return uffd;
+}
+
+static int64_t move(int uffd, char *dst, char *src, size_t len)
+{
+    int64_t done = 0;
+
+    while (done < (int64_t)len) {
+        struct uffdio_move m = {
+            .dst = (uintptr_t)dst + done,
+            .src = (uintptr_t)src + done,
+            .len = len - done,
+        };
+
+        if (!ioctl(uffd, UFFDIO_MOVE, &m)) {
+            return len;
+        }
+        done += MAX(m.move, 0);
+        if (errno != EAGAIN) {
+            return done;
+        }
+    }
+    return done;
+}
+
+/* One run of the first (@pool empty there) or the second half; pages saved. */
+static int merge_run(Load *l, int uffd, int fd, const char *pool,
+                     char *staging, size_t page)
+{
+    char *addr = l->mem + page * KSM_PAGE_SIZE;
+    size_t len = RUN * KSM_PAGE_SIZE;
+    off_t slot = page % l->equal * KSM_PAGE_SIZE;
+    struct uffdio_range range = { (uintptr_t)addr, len };
+    int64_t moved = move(uffd, staging, addr, len);
+    bool same = moved == (int64_t)len;
+
+    if (same && page < l->equal) {
+        same = pwrite(fd, staging, len, slot) == (ssize_t)len;
+    } else if (same) {
+        same = !memcmp(staging, pool + slot, len);
+    }
+    if (same) {
+        if (mmap(addr, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
+                 fd, slot) == MAP_FAILED) {
+            bench_die("mmap: %s", strerror(errno));
+        }
+        madvise(addr, len, MADV_POPULATE_READ);
+    } else if (moved && move(uffd, addr, staging, moved) != moved) {
+        bench_die("pages could not be put back: %s", strerror(errno));
+    }
+    ioctl(uffd, UFFDIO_WAKE, &range);
+    madvise(staging, len, MADV_DONTNEED);
+    return same && page >= l->equal ? RUN : 0;
+}
+
+static void run_runwise(Load *l)
+{
+    size_t len = l->equal * KSM_PAGE_SIZE;
+    char *staging = bench_map(RUN * KSM_PAGE_SIZE, BENCH_SMALL_PAGES);
+    int fd = memfd_create("bench-runwise", MFD_CLOEXEC);
+    char *pool;
+    int uffd;
+    uint64_t cpu, saved = 0;
+    uint64_t sum = 0;
+
+    if (fd < 0 || ftruncate(fd, len)) {
+        bench_die("memfd: %s", strerror(errno));
+    }
+    pool = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
+    uffd = open_uffd(l, staging);
+    __atomic_store_n(&l->phase, 1, __ATOMIC_RELAXED);
+    cpu = bench_thread_cpu_ns();
+    /* hashing as an engine has to; which pages are equal is known here */
+    for (size_t i = 0; i < l->n; i++) {
+        sum += XXH3_64bits(l->mem + i * KSM_PAGE_SIZE, KSM_PAGE_SIZE);
+    }
+    for (size_t page = 0; page < 2 * l->equal; page += PERIOD) {
+        saved += merge_run(l, uffd, fd, pool, staging, page);
+    }
+    cpu = bench_thread_cpu_ns() - cpu;
+    stop_writers(l);
+    bench_progress("sum of hashes %" G_GINT64_MODIFIER "x", sum);
+    bench_metric("saved_share", (double)saved / achievable(l));
+    bench_metric("cpu_us_per_saved_page", cpu / 1e3 / saved);
+    close(uffd);
+}
+
+int main(int argc, char **argv)
+{
+    Bench b = { argc, argv };
+    Load l = {
+        .n = bench_arg(&b, "mib", 512) << 8,
+        .threads = MIN(bench_arg(&b, "threads", 1), MAX_THREADS),
+    };
+
+    prepare(&l, bench_arg(&b, "huge", 0) ? BENCH_HUGE_PAGES
+                                         : BENCH_SMALL_PAGES);
+    start_writers(&l);
+    if (!strcmp(bench_arg_str(&b, "mode", "engine"), "engine")) {
+        run_engine(&l, &b);
+    } else {
+        run_runwise(&l);
+    }
+    check(&l);
+    return 0;
+}
