@@ -1,0 +1,928 @@
+/*
+ * libksm: tests against the system
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * What only a real kernel can show: pages that a device has pinned or refers
+ * to, physical pages, limits of memory and of mappings, attributes, leaks.
+ * Each skip names what is missing.  Leaves to others: the rooms one by one
+ * (test-*.c), failing system calls (fault injection), races (test-prop.c).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#ifdef HAVE_LIBURING
+#include <liburing.h>
+#endif
+
+#include "libksm.h"
+
+#define PAGE KSM_PAGE_SIZE
+#define CHUNK KSM_CHUNK_SIZE
+
+/* Private anonymous memory, aligned to chunks. */
+static char *map_memory(size_t len)
+{
+    char *p = mmap(NULL, len + CHUNK, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    size_t skip = -(uintptr_t)p % CHUNK;
+
+    g_assert(p != MAP_FAILED);
+    /* exactly @len stays, so that munmap() leaves nothing behind */
+    if (skip) {
+        munmap(p, skip);
+    }
+    munmap(p + skip + len, CHUNK - skip);
+    madvise(p + skip, len, MADV_NOHUGEPAGE);
+    return p + skip;
+}
+
+/* Different contents in each page, the same for the same numbers. */
+static void fill_page(char *page, uint64_t number)
+{
+    memset(page, 0x40 + number % 16, PAGE);
+    ((uint64_t *)page)[PAGE / 8 - 1] = number;
+}
+
+static bool page_is(const char *page, uint64_t number)
+{
+    char expected[PAGE];
+
+    fill_page(expected, number);
+    return !memcmp(page, expected, PAGE);
+}
+
+static void fill(char *mem, size_t pages)
+{
+    for (size_t i = 0; i < pages; i++) {
+        fill_page(mem + i * PAGE, i);
+    }
+}
+
+static void check(const char *mem, size_t pages)
+{
+    for (size_t i = 0; i < pages; i++) {
+        if (!page_is(mem + i * PAGE, i)) {
+            g_error("page %zu of %p has changed", i, mem);
+        }
+    }
+}
+
+static KsmEngine *new_engine(void)
+{
+    g_autoptr(GError) error = NULL;
+    KsmConfig config;
+    KsmEngine *engine;
+
+    ksm_config_init(&config);
+    config.max_cpu = 100;
+    engine = ksm_engine_new(&config, &error);
+    g_assert(engine);
+    return engine;
+}
+
+static KsmRegion *add(KsmEngine *engine, char *mem, size_t len,
+                      const KsmRegionOps *ops, void *opaque)
+{
+    g_autoptr(GError) error = NULL;
+    KsmRegion *region = ksm_region_add(engine, mem, len, -1, ops, opaque,
+                                       &error);
+
+    g_assert(region);
+    return region;
+}
+
+/* Steps until @sharing pages are saved, or 20 s have gone by. */
+static uint64_t step_until(KsmEngine *engine, uint64_t sharing)
+{
+    gint64 end = g_get_monotonic_time() + 20 * G_USEC_PER_SEC;
+    KsmStats stats;
+
+    do {
+        int64_t wait = ksm_step(engine, 0);
+
+        ksm_engine_get_stats(engine, &stats);
+        if (wait) {
+            g_usleep(wait < 0 ? 1000 : MIN(wait / 1000, 20000));
+        }
+    } while (stats.pages_sharing < sharing && g_get_monotonic_time() < end);
+    return stats.pages_sharing;
+}
+
+/* Steps through @passes whole passes (or 20 s of them). */
+static KsmStats step_passes(KsmEngine *engine, int passes)
+{
+    gint64 end = g_get_monotonic_time() + 20 * G_USEC_PER_SEC;
+    KsmStats stats;
+    uint64_t target;
+
+    ksm_engine_get_stats(engine, &stats);
+    target = stats.full_scans + passes;
+    do {
+        int64_t wait = ksm_step(engine, 0);
+
+        ksm_engine_get_stats(engine, &stats);
+        if (wait) {
+            g_usleep(wait < 0 ? 1000 : MIN(wait / 1000, 20000));
+        }
+    } while (stats.full_scans < target && g_get_monotonic_time() < end);
+    return stats;
+}
+
+/* Two equal areas of a page's number of pages in one engine. */
+typedef struct Pair {
+    KsmEngine *engine;
+    KsmRegion *regions[2];
+    char *mem[2];
+    size_t n;
+} Pair;
+
+static void pair_init(Pair *p, size_t pages, const KsmRegionOps *ops,
+                      void *opaque)
+{
+    p->n = pages;
+    p->engine = new_engine();
+    for (int i = 0; i < 2; i++) {
+        p->mem[i] = map_memory(pages * PAGE);
+        fill(p->mem[i], pages);
+        p->regions[i] = add(p->engine, p->mem[i], pages * PAGE, ops, opaque);
+    }
+}
+
+static void pair_clear(Pair *p)
+{
+    for (int i = 0; i < 2; i++) {
+        g_assert(ksm_region_remove(p->regions[i], KSM_REMOVE_UNMERGE) == 0);
+    }
+    ksm_engine_free(p->engine);
+    for (int i = 0; i < 2; i++) {
+        munmap(p->mem[i], p->n * PAGE);
+    }
+}
+
+/* The physical page number behind an address; 0: not told to us. */
+static uint64_t pfn_of(const char *addr)
+{
+    uint64_t entry = 0;
+    int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+
+    /* present, or there is nothing to read */
+    (void)__atomic_load_n(addr, __ATOMIC_RELAXED);
+    if (fd >= 0) {
+        if (pread(fd, &entry, 8, (uintptr_t)addr / PAGE * 8) != 8) {
+            entry = 0;
+        }
+        close(fd);
+    }
+    return entry >> 63 ? entry & ((UINT64_C(1) << 55) - 1) : 0;
+}
+
+static void test_same_page(void)
+{
+    Pair p;
+
+    pair_init(&p, 1024, NULL, NULL);
+    if (!pfn_of(p.mem[0])) {
+        pair_clear(&p);
+        g_test_skip("/proc/self/pagemap hides page numbers "
+                    "(CAP_SYS_ADMIN is missing)");
+        return;
+    }
+    for (size_t i = 0; i < p.n; i++) {
+        g_assert(pfn_of(p.mem[0] + i * PAGE) != pfn_of(p.mem[1] + i * PAGE));
+    }
+    g_assert(step_until(p.engine, p.n) >= p.n);
+    for (size_t i = 0; i < p.n; i++) {
+        uint64_t pfn = pfn_of(p.mem[0] + i * PAGE);
+
+        g_assert(pfn && pfn == pfn_of(p.mem[1] + i * PAGE));
+    }
+    for (size_t i = 0; i < p.n; i += 7) {
+        p.mem[1][i * PAGE] = 1;
+        g_assert(pfn_of(p.mem[0] + i * PAGE) != pfn_of(p.mem[1] + i * PAGE));
+        g_assert(p.mem[0][i * PAGE] == 0x40 + (char)(i % 16));
+        p.mem[1][i * PAGE] = 0x40 + i % 16;
+    }
+    check(p.mem[0], p.n);
+    check(p.mem[1], p.n);
+    pair_clear(&p);
+}
+
+#ifdef HAVE_LIBURING
+/* A read into a pinned buffer is in flight while all around is merged. */
+static void test_pinned(void)
+{
+    enum { FIRST = 600, COUNT = 16 };
+    struct io_uring ring;
+    struct io_uring_sqe *sqe;
+    struct io_uring_cqe *cqe;
+    struct iovec iov;
+    char data[COUNT * PAGE];
+    uint64_t pfns[COUNT];
+    int fds[2], result;
+    KsmStats stats;
+    Pair p;
+
+    result = io_uring_queue_init(4, &ring, 0);
+    if (result) {
+        g_test_skip("io_uring cannot be used (kernel.io_uring_disabled?)");
+        return;
+    }
+    pair_init(&p, 1024, NULL, NULL);
+    iov.iov_base = p.mem[1] + FIRST * PAGE;
+    iov.iov_len = COUNT * PAGE;
+    g_assert(io_uring_register_buffers(&ring, &iov, 1) == 0);
+    g_assert(pipe2(fds, O_CLOEXEC) == 0);
+    sqe = io_uring_get_sqe(&ring);
+    io_uring_prep_read_fixed(sqe, fds[0], iov.iov_base, PAGE, 0, 0);
+    g_assert(io_uring_submit(&ring) == 1);
+    for (int i = 0; i < COUNT; i++) {
+        pfns[i] = pfn_of(p.mem[1] + (FIRST + i) * PAGE);
+    }
+
+    /* what is not pinned may be merged, what is pinned must not */
+    step_until(p.engine, p.n - 512);
+    stats = step_passes(p.engine, 3);
+    g_assert(stats.pinned > 0);
+    g_assert(stats.pages_sharing >= 512 && stats.pages_sharing < p.n);
+    for (int i = 0; i < COUNT; i++) {
+        g_assert(pfns[i] == pfn_of(p.mem[1] + (FIRST + i) * PAGE));
+    }
+    check(p.mem[0], p.n);
+    check(p.mem[1], p.n);
+
+    memset(data, 0x99, PAGE);
+    g_assert(write(fds[1], data, PAGE) == PAGE);
+    g_assert(io_uring_wait_cqe(&ring, &cqe) == 0);
+    g_assert(cqe->res == PAGE);
+    io_uring_cqe_seen(&ring, cqe);
+    g_assert(!memcmp(p.mem[1] + FIRST * PAGE, data, PAGE));
+    g_assert(page_is(p.mem[0] + FIRST * PAGE, FIRST));
+
+    /* released, the pages are merged like any */
+    io_uring_queue_exit(&ring);
+    fill_page(p.mem[1] + FIRST * PAGE, FIRST);
+    ksm_rescan(p.engine);
+    g_assert(step_until(p.engine, p.n) >= p.n);
+    check(p.mem[1], p.n);
+    close(fds[0]);
+    close(fds[1]);
+    pair_clear(&p);
+}
+#else
+static void test_pinned(void)
+{
+    g_test_skip("built without liburing (package liburing-dev)");
+}
+#endif
+
+/* What an owner counts: mappings that are in use past the page tables. */
+static bool busy_flag(void *opaque, void *addr, size_t len)
+{
+    return __atomic_load_n((int *)opaque, __ATOMIC_ACQUIRE);
+}
+
+static const KsmRegionOps busy_ops = { .busy = busy_flag };
+
+/* What the reader of a plain reference sees of a write after merging. */
+static char plain_reference(bool with_op)
+{
+    int busy = 1, fds[2];
+    char seen[PAGE];
+    struct iovec iov;
+    KsmStats stats;
+    Pair p;
+
+    pair_init(&p, 512, with_op ? &busy_ops : NULL, &busy);
+    g_assert(pipe2(fds, O_CLOEXEC) == 0);
+    iov.iov_base = p.mem[1] + 100 * PAGE;
+    iov.iov_len = PAGE;
+    /* get_user_pages(): a reference that is no pin */
+    g_assert(vmsplice(fds[1], &iov, 1, 0) == PAGE);
+    if (with_op) {
+        stats = step_passes(p.engine, 3);
+        g_assert(stats.pages_sharing == 0 && stats.busy > 0);
+    } else {
+        g_assert(step_until(p.engine, p.n) >= p.n);
+    }
+    p.mem[1][100 * PAGE] = 0x77;
+    g_assert(read(fds[0], seen, PAGE) == PAGE);
+    fill_page(p.mem[1] + 100 * PAGE, 100);
+    busy = 0;
+    /* once nobody is busy it is merged */
+    ksm_rescan(p.engine);
+    g_assert(step_until(p.engine, p.n) >= p.n);
+    check(p.mem[0], p.n);
+    check(p.mem[1], p.n);
+    close(fds[0]);
+    close(fds[1]);
+    pair_clear(&p);
+    return seen[0];
+}
+
+static void test_plain_reference(void)
+{
+    /* without the op the holder is left with a page of its own ... */
+    g_assert(plain_reference(false) == 0x40 + 100 % 16);
+    /* ... with it both see the same page */
+    g_assert(plain_reference(true) == 0x77);
+}
+
+/* A file system whose one file is read as slowly as the test wants. */
+typedef struct Fuse {
+    int fd;                 /* /dev/fuse */
+    int file;               /* the file, for direct I/O */
+    pthread_t server;
+    int release;            /* atomic: answer the read now */
+    int reading;            /* atomic: a read waits */
+} Fuse;
+
+static void fuse_reply(Fuse *f, uint64_t unique, const void *data, size_t len,
+                       int error)
+{
+    struct fuse_out_header out = {
+        .len = sizeof(out) + len,
+        .error = error,
+        .unique = unique,
+    };
+    struct iovec iov[2] = {
+        { &out, sizeof(out) },
+        { (void *)data, len },
+    };
+
+    if (writev(f->fd, iov, len ? 2 : 1) < 0 && errno != ENOENT) {
+        g_error("FUSE reply: %s", g_strerror(errno));
+    }
+}
+
+static struct fuse_attr fuse_attributes(uint64_t node)
+{
+    struct fuse_attr attr = {
+        .ino = node,
+        .size = node == 1 ? 0 : PAGE,
+        .mode = node == 1 ? S_IFDIR | 0755 : S_IFREG | 0644,
+        .nlink = 1,
+        .blksize = PAGE,
+    };
+
+    return attr;
+}
+
+static void fuse_read(Fuse *f, const struct fuse_in_header *in)
+{
+    char data[PAGE];
+
+    memset(data, 0x99, PAGE);
+    __atomic_store_n(&f->reading, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&f->release, __ATOMIC_ACQUIRE)) {
+        g_usleep(1000);
+    }
+    fuse_reply(f, in->unique, data, PAGE, 0);
+}
+
+static void fuse_answer(Fuse *f, const struct fuse_in_header *in)
+{
+    struct fuse_init_out init = {
+        .major = FUSE_KERNEL_VERSION,
+        .minor = 31,
+        .max_write = PAGE,
+    };
+    struct fuse_entry_out entry = {
+        .nodeid = 2,
+        .attr = fuse_attributes(2),
+    };
+    struct fuse_attr_out attr = { .attr = fuse_attributes(in->nodeid) };
+    struct fuse_open_out opened = { .open_flags = FOPEN_DIRECT_IO };
+
+    switch (in->opcode) {
+    case FUSE_INIT:
+        fuse_reply(f, in->unique, &init, sizeof(init), 0);
+        break;
+    case FUSE_LOOKUP:
+        fuse_reply(f, in->unique, &entry, sizeof(entry), 0);
+        break;
+    case FUSE_GETATTR:
+        fuse_reply(f, in->unique, &attr, sizeof(attr), 0);
+        break;
+    case FUSE_OPEN:
+        fuse_reply(f, in->unique, &opened, sizeof(opened), 0);
+        break;
+    case FUSE_READ:
+        fuse_read(f, in);
+        break;
+    case FUSE_FORGET:
+    case FUSE_BATCH_FORGET:
+        break;
+    case FUSE_FLUSH:
+    case FUSE_RELEASE:
+        fuse_reply(f, in->unique, NULL, 0, 0);
+        break;
+    default:
+        fuse_reply(f, in->unique, NULL, 0, -ENOSYS);
+        break;
+    }
+}
+
+static void *fuse_serve(void *opaque)
+{
+    Fuse *f = opaque;
+    g_autofree char *request = g_malloc(FUSE_MIN_READ_BUFFER + PAGE);
+
+    for (;;) {
+        ssize_t got = read(f->fd, request, FUSE_MIN_READ_BUFFER + PAGE);
+
+        if (got < 0 && (errno == EINTR || errno == ENOENT)) {
+            continue;
+        }
+        if (got < 0) {
+            /* unmounted */
+            return NULL;
+        }
+        fuse_answer(f, (struct fuse_in_header *)request);
+    }
+}
+
+/* Opens the file; the mount is out of sight again at once. */
+static bool fuse_open(Fuse *f)
+{
+    g_autofree char *options = NULL;
+    g_autofree char *dir = NULL;
+    g_autofree char *path = NULL;
+
+    f->fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+    if (f->fd < 0) {
+        g_test_skip("/dev/fuse cannot be opened");
+        return false;
+    }
+    dir = g_dir_make_tmp("libksm-XXXXXX", NULL);
+    g_assert(dir);
+    options = g_strdup_printf("fd=%d,rootmode=40000,user_id=%d,group_id=%d",
+                              f->fd, getuid(), getgid());
+    if (mount("libksm-test", dir, "fuse", MS_NOSUID | MS_NODEV, options)) {
+        g_test_skip("FUSE cannot be mounted (CAP_SYS_ADMIN is missing)");
+        rmdir(dir);
+        close(f->fd);
+        return false;
+    }
+    g_assert(!pthread_create(&f->server, NULL, fuse_serve, f));
+    path = g_build_filename(dir, "file", NULL);
+    f->file = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    g_assert(f->file >= 0);
+    g_assert(umount2(dir, MNT_DETACH) == 0);
+    rmdir(dir);
+    return true;
+}
+
+static void fuse_close(Fuse *f)
+{
+    close(f->file);
+    pthread_join(f->server, NULL);
+    close(f->fd);
+}
+
+typedef struct Reader {
+    pthread_t thread;
+    int file;
+    char *to;
+    ssize_t got;
+} Reader;
+
+static void *read_slowly(void *opaque)
+{
+    Reader *r = opaque;
+
+    r->got = pread(r->file, r->to, PAGE, 0);
+    return NULL;
+}
+
+/*
+ * Direct I/O on FUSE is in flight while the engine merges.  Kernels before
+ * 6.12 or so hold plain references there, later ones pin: without the op, the
+ * data either arrives (the pin was seen) or is lost; with it, it arrives.
+ */
+static bool direct_io_arrives(bool with_op)
+{
+    Fuse f = { 0 };
+    int busy = 0;
+    Reader r = { 0 };
+    KsmStats stats;
+    bool arrived;
+    Pair p;
+
+    g_assert(fuse_open(&f));
+    pair_init(&p, 512, with_op ? &busy_ops : NULL, &busy);
+    r.file = f.file;
+    r.to = p.mem[1] + 100 * PAGE;
+    __atomic_store_n(&busy, 1, __ATOMIC_RELEASE);
+    g_assert(!pthread_create(&r.thread, NULL, read_slowly, &r));
+    while (!__atomic_load_n(&f.reading, __ATOMIC_ACQUIRE)) {
+        g_usleep(1000);
+    }
+    stats = step_passes(p.engine, 4);
+    if (with_op) {
+        g_assert(stats.pages_sharing == 0);
+    }
+    __atomic_store_n(&f.release, 1, __ATOMIC_RELEASE);
+    pthread_join(r.thread, NULL);
+    __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+    g_assert(r.got == PAGE);
+    arrived = r.to[0] == (char)0x99 && !memcmp(r.to, r.to + 1, PAGE - 1);
+    if (!arrived) {
+        /* lost means: as before; never anything else */
+        g_assert(page_is(r.to, 100));
+    }
+    g_test_message("direct I/O on FUSE %s the op: %s, %s", with_op ? "with"
+                   : "without", stats.pinned ? "pinned" : "not pinned",
+                   arrived ? "data arrived" : "data lost");
+    g_assert(arrived || !stats.pinned);
+    fill_page(r.to, 100);
+    check(p.mem[0], p.n);
+    check(p.mem[1], p.n);
+    pair_clear(&p);
+    fuse_close(&f);
+    return arrived;
+}
+
+static void test_direct_io(void)
+{
+    Fuse f = { 0 };
+
+    if (!fuse_open(&f)) {
+        return;
+    }
+    fuse_close(&f);
+    direct_io_arrives(false);
+    g_assert(direct_io_arrives(true));
+}
+
+static size_t count_lines(const char *file)
+{
+    FILE *f = fopen(file, "r");
+    size_t n = 0;
+    int c;
+
+    g_assert(f);
+    while ((c = getc(f)) != EOF) {
+        n += c == '\n';
+    }
+    fclose(f);
+    return n;
+}
+
+static size_t max_map_count(void)
+{
+    g_autofree char *text = NULL;
+
+    if (!g_file_get_contents("/proc/sys/vm/max_map_count", &text, NULL,
+                             NULL)) {
+        return 65530;
+    }
+    return g_ascii_strtoull(text, NULL, 10);
+}
+
+/* Runs of single pages: each needs a mapping. */
+static void fill_scattered(char *mem, size_t pages, size_t stride)
+{
+    for (size_t i = 0; i < pages; i++) {
+        fill_page(mem + i * PAGE, i * stride % pages);
+    }
+}
+
+static void check_scattered(const char *mem, size_t pages, size_t stride)
+{
+    for (size_t i = 0; i < pages; i++) {
+        g_assert(page_is(mem + i * PAGE, i * stride % pages));
+    }
+}
+
+/* Maps @n pages, each a mapping of its own; returns their address. */
+static char *eat_mappings(size_t n)
+{
+    char *p = mmap(NULL, n * PAGE, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    g_assert(p != MAP_FAILED);
+    for (size_t i = 0; i < n; i += 2) {
+        if (mprotect(p + i * PAGE, PAGE, PROT_READ)) {
+            g_assert(errno == ENOMEM);
+            break;
+        }
+    }
+    return p;
+}
+
+static void test_mapping_limit(void)
+{
+    enum { PAGES = 4096, STRIDE = 1567 };
+    size_t limit = max_map_count();
+    size_t used = count_lines("/proc/self/maps");
+    size_t eaten;
+    KsmStats stats;
+    char *eat;
+    Pair p;
+
+    if (limit > 1000000) {
+        g_test_skip("vm.max_map_count is too high to be reached");
+        return;
+    }
+    pair_init(&p, PAGES, NULL, NULL);
+    fill_scattered(p.mem[1], PAGES, STRIDE);
+    /* 1000 are left, far less than the engine must leave to the program */
+    eaten = limit - used - 1000;
+    eat = eat_mappings(eaten);
+    stats = step_passes(p.engine, 6);
+    g_assert(stats.pages_sharing < PAGES);
+    g_assert(stats.reasons[KSM_REASON_VMA_LIMIT] > 0);
+    /* the program still gets its own */
+    g_assert(count_lines("/proc/self/maps") < limit - 500);
+    check(p.mem[0], PAGES);
+    check_scattered(p.mem[1], PAGES, STRIDE);
+    /* what was merged can be unmerged all the same */
+    g_assert(ksm_unmerge(p.regions[1], 0, PAGES * PAGE) == 0);
+    check_scattered(p.mem[1], PAGES, STRIDE);
+
+    /* and once there is room, things go on */
+    munmap(eat, eaten * PAGE);
+    ksm_rescan(p.engine);
+    stats = step_passes(p.engine, 6);
+    g_assert(stats.reasons[KSM_REASON_VMA_LIMIT] == 0);
+    check(p.mem[0], PAGES);
+    check_scattered(p.mem[1], PAGES, STRIDE);
+    pair_clear(&p);
+}
+
+/* The limit itself is reached while pages are merged: nothing is lost. */
+static void test_mapping_limit_hit(void)
+{
+    enum { PAGES = 2048, STRIDE = 789 };
+    size_t limit = max_map_count();
+    g_autoptr(GError) error = NULL;
+    KsmConfig config;
+    size_t eaten;
+    char *eat;
+    Pair p;
+
+    if (limit > 1000000) {
+        g_test_skip("vm.max_map_count is too high to be reached");
+        return;
+    }
+    pair_init(&p, PAGES, NULL, NULL);
+    fill_scattered(p.mem[1], PAGES, STRIDE);
+    /* as if the program took them behind the engine's back, in each step */
+    ksm_config_init(&config);
+    for (int left = 40; left < 400; left += 60) {
+        eaten = limit - count_lines("/proc/self/maps") - left;
+        eat = eat_mappings(eaten);
+        for (int i = 0; i < 50; i++) {
+            ksm_step(p.engine, 0);
+        }
+        check(p.mem[0], PAGES);
+        check_scattered(p.mem[1], PAGES, STRIDE);
+        munmap(eat, eaten * PAGE);
+        for (int i = 0; i < 3; i++) {
+            ksm_step(p.engine, 2000000);
+        }
+    }
+    check(p.mem[0], PAGES);
+    check_scattered(p.mem[1], PAGES, STRIDE);
+    pair_clear(&p);
+}
+
+/* A memory cgroup of our own, version 1 or 2; NULL: none can be made. */
+static char *make_cgroup(const char **limit_file)
+{
+    g_autofree char *own = NULL;
+    g_autofree char *root = NULL;
+    char *dir;
+
+    if (!access("/sys/fs/cgroup/memory/memory.limit_in_bytes", F_OK)) {
+        root = g_strdup("/sys/fs/cgroup/memory");
+        *limit_file = "memory.limit_in_bytes";
+    } else {
+        root = g_strdup("/sys/fs/cgroup");
+        *limit_file = "memory.max";
+    }
+    if (g_file_get_contents("/proc/self/cgroup", &own, NULL, NULL)) {
+        const char *at = strstr(own, ":memory:/");
+        const char *end;
+
+        at = at ? at + strlen(":memory:/") : strstr(own, "0::/");
+        at = at && g_str_has_prefix(at, "0::/") ? at + 4 : at;
+        end = at ? strchrnul(at, '\n') : NULL;
+        if (at && end > at && strstr(own, ":memory:/")) {
+            char *deeper = g_strdup_printf("%s/%.*s", root, (int)(end - at),
+                                           at);
+
+            g_free(root);
+            root = deeper;
+        }
+    }
+    dir = g_strdup_printf("%s/libksm-test-%d", root, getpid());
+    if (!mkdir(dir, 0755)) {
+        g_autofree char *file = g_build_filename(dir, *limit_file, NULL);
+
+        if (!access(file, W_OK)) {
+            return dir;
+        }
+        rmdir(dir);
+    }
+    g_free(dir);
+    return NULL;
+}
+
+static void write_file(const char *dir, const char *name, size_t value)
+{
+    g_autofree char *path = g_build_filename(dir, name, NULL);
+    FILE *f = fopen(path, "w");
+
+    g_assert(f && fprintf(f, "%zu", value) > 0 && !fclose(f));
+}
+
+/* In the limited process: all merges, within little more than it had. */
+static void merge_limited(const char *cgroup)
+{
+    enum { PAGES = 8192 };
+    uint64_t sharing;
+    Pair p;
+
+    write_file(cgroup, "cgroup.procs", getpid());
+    pair_init(&p, PAGES, NULL, NULL);
+    sharing = step_until(p.engine, PAGES);
+    check(p.mem[0], PAGES);
+    check(p.mem[1], PAGES);
+    if (sharing < PAGES / 2) {
+        fprintf(stderr, "only %zu of %d pages merged\n", (size_t)sharing,
+                PAGES);
+        _exit(1);
+    }
+    /* unmerging one area needs what merging gave back */
+    g_assert(ksm_unmerge(p.regions[1], 0, PAGES * PAGE) == 0);
+    check(p.mem[1], PAGES);
+    _exit(0);
+}
+
+static void test_memory_limit(void)
+{
+    const char *limit_file;
+    g_autofree char *cgroup = make_cgroup(&limit_file);
+    int status = -1;
+    pid_t pid;
+
+    if (!cgroup) {
+        g_test_skip("no memory cgroup can be made (needs root and the memory "
+                    "controller)");
+        return;
+    }
+    /* two areas of 32 MiB, the pool being inside, and 24 MiB for the rest */
+    write_file(cgroup, limit_file, (64 + 24) << 20);
+    pid = fork();
+    if (pid == 0) {
+        merge_limited(cgroup);
+    }
+    g_assert(pid > 0 && waitpid(pid, &status, 0) == pid);
+    /* the kernel takes a moment to notice that the group is empty */
+    for (int i = 0; i < 100 && rmdir(cgroup); i++) {
+        g_usleep(20000);
+    }
+    g_assert(status == 0);
+}
+
+/* Each mapping of the range has the flag (smaps' two letters). */
+static void check_flag(const char *mem, size_t len, const char *flag)
+{
+    FILE *f = fopen("/proc/self/smaps", "r");
+    unsigned long start, end;
+    bool inside = false;
+    char line[512];
+    size_t seen = 0;
+
+    g_assert(f);
+    while (fgets(line, sizeof(line), f)) {
+        if (sscanf(line, "%lx-%lx ", &start, &end) == 2) {
+            inside = start < (uintptr_t)mem + len && end > (uintptr_t)mem;
+        } else if (inside && g_str_has_prefix(line, "VmFlags:")) {
+            g_assert(strstr(line, flag));
+            seen++;
+        }
+    }
+    fclose(f);
+    g_assert(seen > 1);
+}
+
+static void test_attributes(void)
+{
+    enum { PAGES = 1024 };
+    KsmEngine *engine = new_engine();
+    char *mem = map_memory(2 * PAGES * PAGE);
+    KsmRegion *region;
+
+    fill(mem, PAGES);
+    fill(mem + PAGES * PAGE, PAGES);
+    g_assert(!madvise(mem, 2 * PAGES * PAGE, MADV_DONTDUMP));
+    g_assert(!madvise(mem, 2 * PAGES * PAGE, MADV_DONTFORK));
+    region = add(engine, mem, 2 * PAGES * PAGE, NULL, NULL);
+    g_assert(step_until(engine, PAGES) >= PAGES);
+    check_flag(mem, 2 * PAGES * PAGE, " dd");
+    check_flag(mem, 2 * PAGES * PAGE, " dc");
+    g_assert(ksm_discard(region, 10 * PAGE, 20 * PAGE) == 0);
+    g_assert(ksm_unmerge(region, 100 * PAGE, 300 * PAGE) == 0);
+    check_flag(mem, 2 * PAGES * PAGE, " dd");
+    check_flag(mem, 2 * PAGES * PAGE, " dc");
+    g_assert(ksm_region_remove(region, KSM_REMOVE_UNMERGE) == 0);
+    ksm_engine_free(engine);
+    munmap(mem, 2 * PAGES * PAGE);
+}
+
+static size_t count_fds(void)
+{
+    g_autoptr(GDir) dir = g_dir_open("/proc/self/fd", 0, NULL);
+    size_t n = 0;
+
+    while (dir && g_dir_read_name(dir)) {
+        n++;
+    }
+    return n;
+}
+
+/* Bytes of memory only this process has, and shared memory it maps. */
+static size_t resident(void)
+{
+    FILE *f = fopen("/proc/self/statm", "r");
+    size_t size, pages;
+
+    g_assert(f && fscanf(f, "%zu %zu", &size, &pages) == 2);
+    fclose(f);
+    return pages * PAGE;
+}
+
+static void one_life(KsmRemove how)
+{
+    Pair p;
+
+    pair_init(&p, 2048, NULL, NULL);
+    g_assert(step_until(p.engine, p.n) >= p.n);
+    ksm_discard(p.regions[0], 0, 100 * PAGE);
+    ksm_free_hint(p.regions[0], 200 * PAGE, 100 * PAGE);
+    ksm_unmerge(p.regions[1], 300 * PAGE, 100 * PAGE);
+    step_passes(p.engine, 1);
+    for (int i = 0; i < 2; i++) {
+        g_assert(ksm_region_remove(p.regions[i], how) == 0);
+        munmap(p.mem[i], p.n * PAGE);
+    }
+    ksm_engine_free(p.engine);
+}
+
+static void test_leaks(void)
+{
+    size_t fds, maps, bytes;
+
+    /* allocators take what they take first */
+    for (int i = 0; i < 3; i++) {
+        one_life(KSM_REMOVE_UNMERGE);
+        one_life(KSM_REMOVE_FORGET);
+    }
+    fds = count_fds();
+    maps = count_lines("/proc/self/maps");
+    bytes = resident();
+    for (int i = 0; i < 15; i++) {
+        one_life(KSM_REMOVE_UNMERGE);
+        one_life(KSM_REMOVE_FORGET);
+    }
+    g_assert(count_fds() == fds);
+    /* the allocator may map or unmap one of its own */
+    g_assert(count_lines("/proc/self/maps") <= maps + 2);
+    g_assert(resident() < bytes + (4 << 20));
+}
+
+int main(int argc, char **argv)
+{
+    g_autoptr(GError) error = NULL;
+
+    g_test_init(&argc, &argv, NULL);
+    if (!ksm_supported(&error)) {
+        printf("1..0 # SKIP %s\n", error->message);
+        return 77;
+    }
+    g_test_add_func("/libksm/system/same-page", test_same_page);
+    g_test_add_func("/libksm/system/pinned", test_pinned);
+    g_test_add_func("/libksm/system/plain-reference", test_plain_reference);
+    g_test_add_func("/libksm/system/direct-io", test_direct_io);
+    g_test_add_func("/libksm/system/mapping-limit", test_mapping_limit);
+    g_test_add_func("/libksm/system/mapping-limit-hit",
+                    test_mapping_limit_hit);
+    g_test_add_func("/libksm/system/memory-limit", test_memory_limit);
+    g_test_add_func("/libksm/system/attributes", test_attributes);
+    g_test_add_func("/libksm/system/leaks", test_leaks);
+    return g_test_run();
+}
