@@ -11,13 +11,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
-#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -339,13 +340,16 @@ static void test_plain_reference(void)
     g_assert(plain_reference(true) == 0x77);
 }
 
-/* A file system whose one file is read as slowly as the test wants. */
+/*
+ * A file system whose one file is read as slowly as the test wants.  Served
+ * by a child: a process that waits for itself could not even be killed.
+ */
 typedef struct Fuse {
-    int fd;                 /* /dev/fuse */
+    int fd;                 /* /dev/fuse; the child's only */
     int file;               /* the file, for direct I/O */
-    pthread_t server;
-    int release;            /* atomic: answer the read now */
-    int reading;            /* atomic: a read waits */
+    pid_t server;
+    int *release;           /* shared, atomic: answer the read now */
+    int *reading;           /* shared, atomic: a read waits */
 } Fuse;
 
 static void fuse_reply(Fuse *f, uint64_t unique, const void *data, size_t len,
@@ -384,8 +388,8 @@ static void fuse_read(Fuse *f, const struct fuse_in_header *in)
     char data[PAGE];
 
     memset(data, 0x99, PAGE);
-    __atomic_store_n(&f->reading, 1, __ATOMIC_RELEASE);
-    while (!__atomic_load_n(&f->release, __ATOMIC_ACQUIRE)) {
+    __atomic_store_n(f->reading, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(f->release, __ATOMIC_ACQUIRE)) {
         g_usleep(1000);
     }
     fuse_reply(f, in->unique, data, PAGE, 0);
@@ -434,11 +438,11 @@ static void fuse_answer(Fuse *f, const struct fuse_in_header *in)
     }
 }
 
-static void *fuse_serve(void *opaque)
+static void G_GNUC_NORETURN fuse_serve(Fuse *f)
 {
-    Fuse *f = opaque;
-    g_autofree char *request = g_malloc(FUSE_MIN_READ_BUFFER + PAGE);
+    char *request = g_malloc(FUSE_MIN_READ_BUFFER + PAGE);
 
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (;;) {
         ssize_t got = read(f->fd, request, FUSE_MIN_READ_BUFFER + PAGE);
 
@@ -447,7 +451,7 @@ static void *fuse_serve(void *opaque)
         }
         if (got < 0) {
             /* unmounted */
-            return NULL;
+            _exit(0);
         }
         fuse_answer(f, (struct fuse_in_header *)request);
     }
@@ -475,7 +479,16 @@ static bool fuse_open(Fuse *f)
         close(f->fd);
         return false;
     }
-    g_assert(!pthread_create(&f->server, NULL, fuse_serve, f));
+    f->release = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    g_assert(f->release != MAP_FAILED);
+    f->reading = f->release + 1;
+    f->server = fork();
+    if (f->server == 0) {
+        fuse_serve(f);
+    }
+    g_assert(f->server > 0);
+    close(f->fd);
     path = g_build_filename(dir, "file", NULL);
     f->file = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
     g_assert(f->file >= 0);
@@ -487,8 +500,8 @@ static bool fuse_open(Fuse *f)
 static void fuse_close(Fuse *f)
 {
     close(f->file);
-    pthread_join(f->server, NULL);
-    close(f->fd);
+    g_assert(waitpid(f->server, NULL, 0) == f->server);
+    munmap(f->release, PAGE);
 }
 
 typedef struct Reader {
@@ -526,14 +539,14 @@ static bool direct_io_arrives(bool with_op)
     r.to = p.mem[1] + 100 * PAGE;
     __atomic_store_n(&busy, 1, __ATOMIC_RELEASE);
     g_assert(!pthread_create(&r.thread, NULL, read_slowly, &r));
-    while (!__atomic_load_n(&f.reading, __ATOMIC_ACQUIRE)) {
+    while (!__atomic_load_n(f.reading, __ATOMIC_ACQUIRE)) {
         g_usleep(1000);
     }
     stats = step_passes(p.engine, 4);
     if (with_op) {
         g_assert(stats.pages_sharing == 0);
     }
-    __atomic_store_n(&f.release, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(f.release, 1, __ATOMIC_RELEASE);
     pthread_join(r.thread, NULL);
     __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
     g_assert(r.got == PAGE);
