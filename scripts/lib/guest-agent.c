@@ -18,6 +18,10 @@
  *   read MIB                          read that much of the files again
  *   load PERCENT                      share of a CPU to verify with, 0: none
  *   verify                            verify everything once, at full speed
+ *   direct MIB                        read that much past the page cache, by
+ *                                     DMA into memory that may be merged
+ *   touch SECONDS                     write to its own pages at full speed,
+ *                                     and report how long the writes took
  *   quit                              power off
  *
  * Each is answered by {"event": "done", "command": ...} or an "error" event.
@@ -29,6 +33,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
+
+/* for O_DIRECT */
+#define _GNU_SOURCE
 
 #include <dirent.h>
 #include <errno.h>
@@ -129,7 +136,8 @@ static uint64_t checksum(uint64_t sum, const void *data, size_t len)
     for (; len; p++, len--) {
         lane[0] = (lane[0] ^ *p) * k;
     }
-    return (lane[0] * 3 + lane[1]) * k ^ (lane[2] * 5 + lane[3]);
+    sum = (lane[0] * 3 + lane[1]) * k;
+    return sum ^ (lane[2] * 5 + lane[3]);
 }
 
 /* The content of a random page, from its place and its generation. */
@@ -324,9 +332,10 @@ static void piece_drop(void)
 
 /* --- files ------------------------------------------------------------- */
 
-static bool file_sum(const char *path, char *buffer, uint64_t *sum)
+static bool file_sum(const char *path, int flags, char *buffer,
+                     uint64_t *sum)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | flags);
     ssize_t n;
 
     *sum = 0;
@@ -340,11 +349,11 @@ static bool file_sum(const char *path, char *buffer, uint64_t *sum)
     return n == 0;
 }
 
-static void file_verify(File *f)
+static void file_verify(File *f, int flags, char *buffer)
 {
     uint64_t sum;
 
-    if (!file_sum(f->path, g.buffer, &sum)) {
+    if (!file_sum(f->path, flags, buffer, &sum)) {
         wrong("%s: cannot be read: %s", f->path, strerror(errno));
     } else if (sum != f->sum) {
         wrong("%s: checksum %llx, not %llx", f->path,
@@ -391,11 +400,109 @@ static unsigned files_read(unsigned mib)
 
     g.n_files = 0;
     while (g.n_files < g.all_files && bytes < (uint64_t)mib * MIB) {
-        file_verify(&g.files[g.n_files]);
+        file_verify(&g.files[g.n_files], 0, g.buffer);
         bytes += g.files[g.n_files].size;
         g.n_files++;
     }
     return bytes / MIB;
+}
+
+/*
+ * Reads past the page cache, into a buffer that moves: the device writes to
+ * pages that were left alone long enough to have been merged.
+ */
+static void files_read_direct(unsigned mib)
+{
+    const unsigned places = 8;
+    uint64_t bytes = 0;
+    char *memory = mmap(NULL, places * MIB, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (memory == MAP_FAILED) {
+        wrong("direct: no memory");
+        return;
+    }
+    memset(memory, 0xcc, places * MIB);
+    for (unsigned i = 0; g.all_files && bytes < (uint64_t)mib * MIB; i++) {
+        File *f = &g.files[i % g.all_files];
+
+        file_verify(f, O_DIRECT, memory + i % places * MIB);
+        bytes += f->size;
+    }
+    munmap(memory, places * MIB);
+}
+
+/* --- how long writes take ---------------------------------------------- */
+
+/* Times are sorted into eighths of powers of two. */
+static unsigned bucket_of(uint64_t ns)
+{
+    unsigned log;
+
+    if (ns < 16) {
+        return ns;
+    }
+    log = 63 - __builtin_clzll(ns);
+    return (log - 2) * 8 + (ns >> (log - 3) & 7);
+}
+
+static uint64_t bucket_start(unsigned bucket)
+{
+    if (bucket < 16) {
+        return bucket;
+    }
+    return (8ull + bucket % 8) << (bucket / 8 - 1);
+}
+
+static uint64_t percentile(const uint64_t *counts, uint64_t all, double share)
+{
+    uint64_t seen = 0;
+
+    for (unsigned i = 0; i < 512; i++) {
+        seen += counts[i];
+        if (seen >= all * share) {
+            return bucket_start(i);
+        }
+    }
+    return 0;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return ts.tv_sec * 1000000000ull + ts.tv_nsec;
+}
+
+/* Writes what is there already: a write all the same, and verifiable. */
+static void touch(unsigned seconds)
+{
+    static uint64_t counts[512];
+    uint64_t start = now_ns(), end = start + seconds * 1000000000ull;
+    uint64_t before = start, after = start, max = 0, pages = 0;
+
+    memset(counts, 0, sizeof(counts));
+    for (uint64_t x = 1; g.n_pieces && after < end; x = next_word(x)) {
+        Piece *p = g.pieces[x % g.n_pieces];
+        /* volatile: the write must happen, though it changes nothing */
+        volatile uint64_t *word = p->memory +
+                                  (x >> 32) % PAGES_PER_MIB * WORDS;
+
+        before = now_ns();
+        *word = *word;
+        after = now_ns();
+        counts[bucket_of(after - before)]++;
+        max = after - before > max ? after - before : max;
+        pages++;
+    }
+    report("touched", "\"pages\": %llu, \"ns\": %llu, \"p50_ns\": %llu, "
+           "\"p99_ns\": %llu, \"p999_ns\": %llu, \"max_ns\": %llu",
+           (unsigned long long)pages, (unsigned long long)(after - start),
+           (unsigned long long)percentile(counts, pages, 0.5),
+           (unsigned long long)percentile(counts, pages, 0.99),
+           (unsigned long long)percentile(counts, pages, 0.999),
+           (unsigned long long)max);
 }
 
 /* --- verification, all the time ---------------------------------------- */
@@ -418,7 +525,7 @@ static bool verify_some(void)
         return false;
     }
     if (g.next_file < g.n_files) {
-        file_verify(&g.files[g.next_file++]);
+        file_verify(&g.files[g.next_file++], 0, g.buffer);
         return false;
     }
     g.next_piece = g.next_page = g.next_file = 0;
@@ -492,6 +599,10 @@ static void command_run(const char *line)
         write_file("/proc/sys/vm/drop_caches", "3");
     } else if (!strcmp(name, "read")) {
         files_read(mib);
+    } else if (!strcmp(name, "direct")) {
+        files_read_direct(mib);
+    } else if (!strcmp(name, "touch")) {
+        touch(mib);
     } else if (!strcmp(name, "load")) {
         g.load = mib > 100 ? 100 : mib;
     } else if (!strcmp(name, "verify")) {
@@ -629,6 +740,7 @@ static void change_root(void)
 static unsigned option(const char *name, unsigned otherwise)
 {
     static char line[PAGE];
+    unsigned value;
     char *at;
     int fd;
 
@@ -640,7 +752,10 @@ static unsigned option(const char *name, unsigned otherwise)
         close(fd);
     }
     at = strstr(line, name);
-    return at ? strtoul(at + strlen(name), NULL, 10) : otherwise;
+    if (at && sscanf(at + strlen(name), "%u", &value) == 1) {
+        return value;
+    }
+    return otherwise;
 }
 
 static void start_program(const char *const *argv)
@@ -736,7 +851,7 @@ static int manifest_write(const char *root, const char *dir)
         } else if (S_ISDIR(st.st_mode)) {
             ret |= manifest_write(root, sub);
         } else if (S_ISREG(st.st_mode) && st.st_size) {
-            if (file_sum(path, buffer, &sum)) {
+            if (file_sum(path, 0, buffer, &sum)) {
                 printf("%llx %llu %s\n", (unsigned long long)sum,
                        (unsigned long long)st.st_size, sub);
             } else {
