@@ -1,0 +1,274 @@
+/*
+ * Tests of the rooms `free` and `pressure`, on the real kernel.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <signal.h>
+#include <glib/gstdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "free.h"
+#include "pressure.h"
+#include "prim.h"
+
+#define PAGES 1024
+/*
+ * A CPU marks pages as lazily free in batches (folio_mark_lazyfree), so that
+ * so many of them may not count yet.
+ */
+#define BATCHES 128
+#define LEN ((size_t)PAGES * KSM_PAGE_SIZE)
+
+static char *make_memory(void)
+{
+    char *memory = mmap(NULL, LEN, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    g_assert(memory != MAP_FAILED);
+    g_assert_cmpint(madvise(memory, LEN, MADV_NOHUGEPAGE), ==, 0);
+    memset(memory, 'x', LEN);
+    return memory;
+}
+
+/* A field of the smaps entry that begins at @memory, in pages. */
+static size_t smaps_pages(const char *memory, const char *field)
+{
+    g_autofree char *text = prim_read_file("/proc/self/smaps", NULL);
+    g_autofree char *head = g_strdup_printf("%lx-", (unsigned long)memory);
+    const char *at = strstr(text, head);
+
+    g_assert_nonnull(at);
+    at = strstr(at, field);
+    g_assert_nonnull(at);
+    return g_ascii_strtoull(at + strlen(field), NULL, 10) * 1024 /
+           KSM_PAGE_SIZE;
+}
+
+static size_t count_pages(const char *memory, char content)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < PAGES; i++) {
+        n += memory[i * KSM_PAGE_SIZE] == content;
+    }
+    return n;
+}
+
+static void test_lazy(void)
+{
+    KsmFreer *freer = ksm_freer_new(KSM_FREE_LAZY);
+    char *memory = make_memory();
+    KsmFreerStats stats;
+
+    g_assert_cmpint(ksm_freer_release(freer, memory, LEN), ==, 0);
+    g_assert_cmpuint(smaps_pages(memory, "LazyFree:"), >=, PAGES - BATCHES);
+    /* the content is the old one or zero, and a write makes it stay */
+    g_assert_cmpuint(count_pages(memory, 'x') + count_pages(memory, 0), ==,
+                     PAGES);
+    memory[0] = 'y';
+    g_assert_cmpint(madvise(memory, LEN, MADV_PAGEOUT), ==, 0);
+    g_assert_cmpint(memory[0], ==, 'y');
+    ksm_freer_get_stats(freer, &stats);
+    g_assert_cmpuint(stats.lazy, ==, PAGES);
+    g_assert_cmpuint(stats.eager, ==, 0);
+    munmap(memory, LEN);
+    ksm_freer_free(freer);
+}
+
+static void test_eager(void)
+{
+    KsmFreer *freer = ksm_freer_new(KSM_FREE_EAGER);
+    char *memory = make_memory();
+    KsmFreerStats stats;
+
+    g_assert_cmpint(ksm_freer_release(freer, memory, LEN), ==, 0);
+    g_assert_cmpuint(smaps_pages(memory, "Rss:"), ==, 0);
+    g_assert_cmpuint(count_pages(memory, 0), ==, PAGES);
+    ksm_freer_get_stats(freer, &stats);
+    g_assert_cmpuint(stats.lazy, ==, 0);
+    g_assert_cmpuint(stats.eager, ==, PAGES);
+    munmap(memory, LEN);
+    ksm_freer_free(freer);
+}
+
+/* What stays free is given back; what was written in the meantime is kept. */
+static void test_decay(void)
+{
+    KsmFreer *freer = ksm_freer_new(KSM_FREE_AUTO);
+    char *memory = make_memory();
+    KsmFreerStats stats;
+
+    g_assert_cmpint(ksm_freer_step(freer), ==, -1);
+    g_assert_cmpint(ksm_freer_release(freer, memory, LEN), ==, 0);
+    ksm_freer_get_stats(freer, &stats);
+    if (stats.lazy != PAGES) {
+        g_test_skip("the host is short of memory at present");
+    } else if (ksm_freer_step(freer) < 0) {
+        g_test_skip("the host has swap: what is free is left to reclaim");
+    } else {
+        for (size_t i = 0; i < PAGES; i += 2) {
+            memory[i * KSM_PAGE_SIZE] = 'y';
+        }
+        g_assert_cmpuint(smaps_pages(memory, "Rss:"), ==, PAGES);
+        ksm_freer_set_decay(freer, 0);
+        while (ksm_freer_step(freer) == 0) {
+            ;
+        }
+        g_assert_cmpuint(smaps_pages(memory, "Rss:"), <,
+                         PAGES / 2 + BATCHES);
+        g_assert_cmpuint(count_pages(memory, 'y'), ==, PAGES / 2);
+        g_assert_cmpuint(count_pages(memory, 0), >=, PAGES / 2 - BATCHES);
+    }
+    munmap(memory, LEN);
+    ksm_freer_free(freer);
+}
+
+static void test_forget(void)
+{
+    KsmFreer *freer = ksm_freer_new(KSM_FREE_AUTO);
+    char *memory = make_memory();
+
+    g_assert_cmpint(ksm_freer_release(freer, memory, LEN), ==, 0);
+    ksm_freer_forget(freer, memory + LEN - KSM_PAGE_SIZE, KSM_PAGE_SIZE);
+    g_assert_cmpint(ksm_freer_step(freer), ==, -1);
+    munmap(memory, LEN);
+    ksm_freer_free(freer);
+}
+
+/* A page that another process maps too is dropped here, and only here. */
+static void test_shared(void)
+{
+    KsmFreer *freer = ksm_freer_new(KSM_FREE_LAZY);
+    char *memory = make_memory();
+
+    pid_t child;
+
+    child = fork();
+    if (child == 0) {
+        (void)*(volatile char *)memory;
+        pause();
+        _exit(0);
+    }
+    g_assert_cmpint(child, >, 0);
+    memory[KSM_PAGE_SIZE] = 'p';        /* the parent's own again */
+    g_assert_cmpint(ksm_freer_release(freer, memory, 2 * KSM_PAGE_SIZE), ==,
+                    0);
+    g_assert_cmpint(memory[0], ==, 0);
+    g_assert_cmpint(memory[KSM_PAGE_SIZE], ==, 'p');
+    kill(child, SIGKILL);
+    munmap(memory, LEN);
+    ksm_freer_free(freer);
+}
+
+static void test_error(void)
+{
+    KsmFreer *freer = ksm_freer_new(KSM_FREE_EAGER);
+    char *memory = make_memory();
+
+    munmap(memory, LEN);
+    g_assert_cmpint(ksm_freer_release(freer, memory, LEN), ==, -ENOMEM);
+    ksm_freer_free(freer);
+}
+
+typedef struct FakeRoot {
+    char *dir;
+} FakeRoot;
+
+static void fake_write(FakeRoot *root, const char *name, const char *text)
+{
+    g_autofree char *path = g_build_filename(root->dir, name, NULL);
+    g_autofree char *parent = g_path_get_dirname(path);
+
+    g_assert_cmpint(g_mkdir_with_parents(parent, 0700), ==, 0);
+    g_assert_true(g_file_set_contents(path, text, -1, NULL));
+}
+
+static void fake_make(FakeRoot *root, gconstpointer data)
+{
+    root->dir = g_dir_make_tmp("ksm-pressure-XXXXXX", NULL);
+    g_assert_nonnull(root->dir);
+}
+
+static void fake_remove(FakeRoot *root, gconstpointer data)
+{
+    g_autofree char *quoted = g_shell_quote(root->dir);
+    g_autofree char *command = g_strdup_printf("rm -rf %s", quoted);
+
+    g_assert_true(g_spawn_command_line_sync(command, NULL, NULL, NULL, NULL));
+    g_free(root->dir);
+}
+
+#define PSI(us) "some avg10=0.00 avg60=0.00 avg300=0.00 total=" us "\n" \
+                "full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+#define SECOND G_GINT64_CONSTANT(1000000000)
+
+static void test_psi(FakeRoot *root, gconstpointer data)
+{
+    KsmPressure *pressure;
+
+    fake_write(root, "proc/pressure/memory", PSI("1000"));
+    pressure = ksm_pressure_new_at(root->dir);
+    g_assert_false(ksm_pressure_sign(pressure, SECOND));
+    fake_write(root, "proc/pressure/memory", PSI("11000"));  /* 1 % of 1 s */
+    g_assert_false(ksm_pressure_sign(pressure, SECOND));
+    fake_write(root, "proc/pressure/memory", PSI("51000"));  /* 4 % */
+    g_assert_true(ksm_pressure_sign(pressure, SECOND));
+    g_assert_false(ksm_pressure_sign(pressure, SECOND));
+    ksm_pressure_free(pressure);
+}
+
+/* As on a host with both hierarchies, the process in a container's cgroup. */
+static void test_cgroups(FakeRoot *root, gconstpointer data)
+{
+    KsmPressure *pressure;
+
+    fake_write(root, "proc/self/mountinfo",
+               "30 20 0:25 / /cg/cpu rw - cgroup cgroup rw,cpu\n"
+               "31 20 0:26 /box /cg/memory rw shared:9 - cgroup none "
+               "rw,memory\n"
+               "32 20 0:27 / /cg/unified rw - cgroup2 none rw,nsdelegate\n");
+    fake_write(root, "proc/self/cgroup",
+               "4:cpu:/other\n3:memory:/box/vm\n0::/vm\n");
+    fake_write(root, "cg/memory/vm/memory.failcnt", "7\n");
+    fake_write(root, "cg/unified/vm/memory.events",
+               "low 0\nhigh 0\nmax 3\noom 0\n");
+    pressure = ksm_pressure_new_at(root->dir);
+    g_assert_false(ksm_pressure_sign(pressure, SECOND));
+    fake_write(root, "cg/memory/vm/memory.failcnt", "8\n");
+    g_assert_true(ksm_pressure_sign(pressure, SECOND));
+    g_assert_false(ksm_pressure_sign(pressure, SECOND));
+    fake_write(root, "cg/unified/vm/memory.events",
+               "low 9\nhigh 9\nmax 4\noom 0\n");
+    g_assert_true(ksm_pressure_sign(pressure, SECOND));
+    g_assert_false(ksm_pressure_sign(pressure, SECOND));
+    ksm_pressure_free(pressure);
+}
+
+static void test_no_sources(FakeRoot *root, gconstpointer data)
+{
+    KsmPressure *pressure = ksm_pressure_new_at(root->dir);
+
+    g_assert_false(ksm_pressure_sign(pressure, SECOND));
+    ksm_pressure_free(pressure);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/free/lazy", test_lazy);
+    g_test_add_func("/free/eager", test_eager);
+    g_test_add_func("/free/decay", test_decay);
+    g_test_add_func("/free/forget", test_forget);
+    g_test_add_func("/free/shared", test_shared);
+    g_test_add_func("/free/error", test_error);
+    g_test_add("/pressure/psi", FakeRoot, NULL, fake_make, test_psi,
+               fake_remove);
+    g_test_add("/pressure/cgroups", FakeRoot, NULL, fake_make, test_cgroups,
+               fake_remove);
+    g_test_add("/pressure/no-sources", FakeRoot, NULL, fake_make,
+               test_no_sources, fake_remove);
+    return g_test_run();
+}
