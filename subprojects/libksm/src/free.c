@@ -11,7 +11,7 @@
  * others.  Hence it is used only where there is no swap, and not on huge
  * pages, which it would split if they are in use again.
  */
-#include "free.h"
+#include "libksm-free.h"
 
 #include <errno.h>
 #include <string.h>

@@ -135,6 +135,13 @@ static ssize_t real_read(int fd, void *buf, size_t len)
     return ret < 0 ? -errno : ret;
 }
 
+static ssize_t real_read_at(int fd, void *buf, size_t len, off_t offset)
+{
+    ssize_t ret = pread(fd, buf, len, offset);
+
+    return ret < 0 ? -errno : ret;
+}
+
 static int real_punch(int fd, off_t offset, off_t len)
 {
     return result(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -299,6 +306,7 @@ static void real_pause(unsigned us)
     .truncate = real_truncate, \
     .write = real_write, \
     .read = real_read, \
+    .read_at = real_read_at, \
     .punch = real_punch, \
     .uffd = real_uffd, \
     .uffd_api = real_uffd_api, \

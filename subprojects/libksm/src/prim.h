@@ -76,6 +76,7 @@ typedef struct KsmPrim {
     int (*truncate)(int fd, off_t size);
     ssize_t (*write)(int fd, const void *buf, size_t len, off_t offset);
     ssize_t (*read)(int fd, void *buf, size_t len);
+    ssize_t (*read_at)(int fd, void *buf, size_t len, off_t offset);
     int (*punch)(int fd, off_t offset, off_t len);
     /* userfaultfd */
     int (*uffd)(void);

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "free.h"
+#include "libksm-free.h"
 #include "pressure.h"
 #include "prim.h"
 

@@ -1,5 +1,5 @@
 /*
- * free: memory whose content is no longer needed
+ * libksm, room free: memory whose content is no longer needed
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
@@ -22,10 +22,12 @@
  * (it must be plain anonymous memory, or memory that the kernel's KSM
  * merges), and whether it may be discarded at all.
  */
-#ifndef KSM_FREE_H
-#define KSM_FREE_H
+#ifndef LIBKSM_FREE_H
+#define LIBKSM_FREE_H
 
 #include "libksm.h"
+
+G_BEGIN_DECLS
 
 typedef struct KsmFreer KsmFreer;
 
@@ -45,8 +47,8 @@ void ksm_freer_forget(KsmFreer *freer, void *addr, size_t len);
 
 /*
  * ksm_freer_step: gives back for good what was released lazily long enough
- * ago, some of it.  Returns the ns after which it wants to be called again, -1 if there
- * is nothing to wait for.  Thread-safe.
+ * ago, some of it.  Returns the ns after which it wants to be called again,
+ * -1 if there is nothing to wait for.  Thread-safe.
  */
 int64_t ksm_freer_step(KsmFreer *freer);
 
@@ -68,4 +70,6 @@ typedef struct KsmFreerStats {
 
 void ksm_freer_get_stats(KsmFreer *freer, KsmFreerStats *stats);
 
-#endif /* KSM_FREE_H */
+G_END_DECLS
+
+#endif /* LIBKSM_FREE_H */
