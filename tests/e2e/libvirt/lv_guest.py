@@ -108,7 +108,8 @@ class Guest:
   <on_reboot>destroy</on_reboot>
   <devices>
     <emulator>{escape(str(self.emulator))}</emulator>
-    <serial type='file'><source path={quoteattr(str(self.serial))}/></serial>
+    <serial type='file'>
+      <source path={quoteattr(str(self.serial))} append='on'/></serial>
     <memballoon model='none'/>
     {self.devices}
   </devices>

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,6 +61,12 @@ class Libvirt:
     virsh: Path
     daemon: Path
     environment: dict[str, str] = field(default_factory=dict)
+
+
+def patched(name: str = "libvirt") -> Libvirt:
+    """What scripts/build-libvirt made; it finds its modules by its own path."""
+    build = TOP / "build" / name
+    return Libvirt(build / "tools" / "virsh", build / "src" / "libvirtd")
 
 
 def debian() -> Libvirt:
@@ -172,6 +179,123 @@ class Embedded(Connection):
             self._process.wait()
         if self._process.stdout:
             self._process.stdout.close()
+
+
+LIBVIRTD_CONF = """\
+host_uuid = "{uuid}"
+unix_sock_dir = "{sockets}"
+auth_unix_ro = "none"
+auth_unix_rw = "none"
+log_outputs = "3:file:{log}"
+"""
+
+#: What a daemon keeps of its own, where it cannot be told to go elsewhere.
+PRIVATE = {
+    "etc": "/etc/libvirt",
+    "lib": "/var/lib/libvirt",
+    "cache": "/var/cache/libvirt",
+    "log": "/var/log/libvirt",
+    "run": "/run/libvirt",
+}
+
+
+class Daemon(Connection):
+    """A libvirtd run by hand, and virsh talking to it."""
+
+    def __init__(self, libvirt: Libvirt, root: Path, conf: str = QEMU_CONF) -> None:
+        self.libvirt = libvirt
+        self.root = root
+        sockets = root / "sock"
+        for name in [*PRIVATE, "sock"]:
+            (root / name).mkdir(parents=True, exist_ok=True)
+        (root / "etc" / "qemu.conf").write_text(conf)
+        settings = LIBVIRTD_CONF.format(
+            uuid=uuid.uuid4(), sockets=sockets, log=root / "libvirtd.log"
+        )
+        (root / "libvirtd.conf").write_text(settings)
+        self.uri = f"qemu+unix:///system?socket={sockets}/libvirt-sock"
+        binds = "".join(
+            f"mkdir -p {there}; mount --bind {root}/{name} {there}; "
+            for name, there in PRIVATE.items()
+        )
+        self._output = (root / "output").open("w")
+        self._process = subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", "bash", "-euc"]
+            + [binds + 'exec "$@"', "libvirtd", libvirt.daemon]
+            + ["-f", root / "libvirtd.conf", "-p", root / "libvirtd.pid"],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "LC_ALL": "C", **libvirt.environment},
+        )
+        try:
+            wait_for("answer of libvirtd", 60, self._answers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _answers(self) -> bool:
+        if self._process.poll() is not None:
+            raise AssertionError(
+                f"libvirtd ended: {(self.root / 'output').read_text()[-2000:]}"
+            )
+        if not (self.root / "sock" / "libvirt-sock").exists():
+            return False
+        try:
+            self.virsh("uri")
+        except VirshError:
+            return False
+        return True
+
+    def virsh(self, *words: str | Path) -> str:
+        done = subprocess.run(
+            [self.libvirt.virsh, "-q", "-c", self.uri, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=VIRSH_SECONDS,
+            env={**os.environ, "LC_ALL": "C", **self.libvirt.environment},
+        )
+        if done.returncode != 0:
+            raise VirshError(done.stdout.strip())
+        return done.stdout.strip("\n")
+
+    def undefine_all(self) -> None:
+        self.destroy_all()
+        for name in self.virsh("list", "--all", "--name").split():
+            self.virsh("undefine", "--managed-save", name)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            try:
+                self.destroy_all()
+            except (VirshError, subprocess.SubprocessError):
+                pass
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._output.close()
+
+
+@contextmanager
+def daemons(
+    libvirt: Libvirt, count: int, conf: str = QEMU_CONF
+) -> Iterator[list[Daemon]]:
+    directory = short_directory()
+    running: list[Daemon] = []
+    try:
+        for i in range(count):
+            running.append(Daemon(libvirt, directory / f"{i}", conf))
+        yield running
+    finally:
+        for daemon in running:
+            daemon.close()
+        kill_leftovers(directory)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def short_directory() -> Path:
