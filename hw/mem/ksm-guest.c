@@ -3,106 +3,471 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * With scope=host that is the kernel: its ksmd merges what is marked
- * MADV_MERGEABLE.  Leaves to others: properties (backends/hostmem-ksm.c),
- * statistics (ksm-stats.c).
+ * With scope=host that is the kernel.  With the others it is libksm: the RAM
+ * of a backend is a region of an engine from the moment the guest first runs
+ * until its RAM block goes.
+ *
+ * Locks: all is done with the BQL, except that ksm_guest_discard() comes from
+ * any thread: KsmGuest.lock keeps the region from going away under it.  The
+ * engine calls the ops with its own lock held, so they take neither.
+ *
+ * Leaves to others: properties (backends/hostmem-ksm.c), threads
+ * (ksm-runner.c), who must not be disturbed (ksm-inhibit.c), statistics
+ * (ksm-stats.c).
  */
 
 #include "qemu/osdep.h"
-#include "qapi/error.h"
-#include "qemu/error-report.h"
-#include "qemu/madvise.h"
 #include "hw/mem/ksm-compat.h"
-#include "hw/mem/ksm.h"
+#include "hw/mem/ksm-hooks.h"
+#include "ksm-guest.h"
+#include "ksm-runner.h"
+#include "qapi/error.h"
+#include "qapi/qapi-events-ksm.h"
+#include "qemu/atomic.h"
+#include "qemu/error-report.h"
+#include "qemu/lockable.h"
+#include "qemu/main-loop.h"
+#include "qemu/queue.h"
+#include "qemu/rcu.h"
+#include "qemu/timer.h"
+#include "qom/object.h"
 #include "system/hostmem-ksm.h"
+#include "system/runstate.h"
+#include "trace.h"
+
+/* How often the main loop looks after guests, see guests_tick(). */
+#define TICK_MS 1000
 
 struct KsmGuest {
+    struct rcu_head rcu;
     HostMemoryBackendKsm *backend;
-    void *host;         /* where its memory is */
+    char *id;                   /* of the backend */
+    RAMBlock *block;            /* NULL once it is gone */
+    uint8_t *host;              /* where its RAM is */
     size_t size;
-    int refused;        /* errno of the kernel's refusal to merge, or 0 */
+    int refused;                /* scope=host: errno of the kernel's refusal */
+
+    /* the rest: scopes zero and vm */
+    QemuMutex lock;             /* protects region */
+    KsmRegion *region;          /* NULL while it is not given to the engine */
+    KsmRunner *runner;          /* NULL if there can be no engine */
+    bool run;                   /* as the property; read by ops */
+    const char *cpus_inhibit;   /* see ksm_inhibited_by_cpus() */
+    char *failure;              /* why there is no runner or region */
+    MemoryKsmState told;        /* state of the last event */
+    uint32_t *dma;              /* mappings to write to, per chunk */
+    QLIST_ENTRY(KsmGuest) next;
 };
 
-/* Does this kernel know MADV_MERGEABLE? */
-static bool host_check(Error **errp)
-{
-    ERRP_GUARD();
-    size_t size = qemu_real_host_page_size();
-    void *page = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    int err;
+static QLIST_HEAD(, KsmGuest) guests = QLIST_HEAD_INITIALIZER(guests);
+static QEMUTimer *tick;
+static bool ever_ran;
 
-    if (page == MAP_FAILED) {
-        error_setg_errno(errp, errno, "cannot map a page");
-        return false;
-    }
-    err = qemu_madvise(page, size, QEMU_MADV_MERGEABLE) < 0 ? errno : 0;
-    munmap(page, size);
-    if (err) {
-        error_setg_errno(errp, err, "this kernel cannot merge memory, which "
-                         "scope=host needs");
-        error_append_hint(errp, "Use a kernel with CONFIG_KSM=y, or "
-                          "memory-backend-ram.\n");
-        return false;
-    }
-    return true;
+bool ksm_guest_is_ours(const KsmGuest *guest)
+{
+    return guest->backend->scope != MEMORY_KSM_SCOPE_HOST;
 }
 
 bool ksm_guest_check(MemoryKsmScope scope, Error **errp)
 {
-    if (scope != MEMORY_KSM_SCOPE_HOST) {
+    g_autoptr(GError) error = NULL;
+
+    switch (scope) {
+    case MEMORY_KSM_SCOPE_HOST:
+        return ksm_host_check(errp);
+    case MEMORY_KSM_SCOPE_ZERO:
+    case MEMORY_KSM_SCOPE_VM:
+        if (qemu_real_host_page_size() != KSM_PAGE_SIZE) {
+            error_setg(errp, "scope=%s needs a host with pages of %u bytes",
+                       MemoryKsmScope_str(scope), KSM_PAGE_SIZE);
+            return false;
+        }
+        if (!ksm_supported(&error)) {
+            error_setg(errp, "scope=%s: %s", MemoryKsmScope_str(scope),
+                       error->message);
+            return false;
+        }
+        return true;
+    default:
         error_setg(errp, "scope=%s is not available in this build",
                    MemoryKsmScope_str(scope));
         return false;
     }
-    return host_check(errp);
+}
+
+/* --- what devices are about to write, chunk by chunk --- */
+
+static size_t chunk_of(const KsmGuest *guest, const void *addr)
+{
+    return (uintptr_t)addr / KSM_CHUNK_SIZE -
+           (uintptr_t)guest->host / KSM_CHUNK_SIZE;
+}
+
+static void dma_count(KsmGuest *guest, uint64_t start, uint64_t length,
+                      int change)
+{
+    const uint8_t *addr = guest->host + start;
+
+    if (!guest->dma || !length) {
+        return;
+    }
+    /*
+     * Full barriers: ops_busy() looks at the count after it has taken the
+     * page out, the device takes the page after it is counted.  One of them
+     * sees the other.
+     */
+    for (size_t i = chunk_of(guest, addr);
+         i <= chunk_of(guest, addr + length - 1); i++) {
+        qatomic_add(&guest->dma[i], change);
+    }
+}
+
+void ksm_guest_dma_map(KsmGuest *guest, uint64_t start, uint64_t length)
+{
+    dma_count(guest, start, length, 1);
+}
+
+void ksm_guest_dma_unmap(KsmGuest *guest, uint64_t start, uint64_t length)
+{
+    /*
+     * Who unmaps less than was mapped leaves a count behind: the chunk is
+     * then never merged.  Who unmaps more makes it wrap: the same.
+     */
+    dma_count(guest, start, length, -1);
+}
+
+/* --- ops, called in ksm_step() --- */
+
+static bool ops_busy(void *opaque, void *addr, size_t len)
+{
+    KsmGuest *guest = opaque;
+    size_t last = chunk_of(guest, addr + len - 1);
+
+    smp_mb(); /* pairs with qatomic_add() in dma_count() */
+    for (size_t i = chunk_of(guest, addr); i <= last; i++) {
+        if (qatomic_read(&guest->dma[i])) {
+            trace_ksm_busy(guest, i);
+            return true;
+        }
+    }
+    return false;
+}
+
+static const char *ops_inhibited(void *opaque)
+{
+    KsmGuest *guest = opaque;
+
+    if (!qatomic_read(&guest->run)) {
+        return "the property 'run' is off";
+    }
+    return guest->cpus_inhibit ?: ksm_inhibited();
+}
+
+static const KsmRegionOps guest_ops = {
+    .busy = ops_busy,
+    .inhibited = ops_inhibited,
+};
+
+/* --- giving RAM to the engine and taking it back --- */
+
+/* Memory bound to host nodes is not merged with that of others. */
+static int guest_node(const KsmGuest *guest)
+{
+    HostMemoryBackend *backend = MEMORY_BACKEND(guest->backend);
+
+    if (guest->backend->merge_across_nodes ||
+        backend->policy == HOST_MEM_POLICY_DEFAULT) {
+        return -1;
+    }
+    return find_first_bit(backend->host_nodes, MAX_NODES);
+}
+
+static void guest_attach(KsmGuest *guest)
+{
+    g_autoptr(GError) error = NULL;
+
+    guest->cpus_inhibit = ksm_inhibited_by_cpus();
+    WITH_QEMU_LOCK_GUARD(&guest->lock) {
+        guest->region = ksm_region_add(ksm_runner_engine(guest->runner),
+                                       guest->host, guest->size,
+                                       guest_node(guest), &guest_ops, guest,
+                                       &error);
+    }
+    trace_ksm_attach(guest->id, guest->host, guest->size,
+                     error ? error->message : "");
+    if (guest->region) {
+        g_clear_pointer(&guest->failure, g_free);
+        ksm_runner_kick(guest->runner);
+    } else if (!guest->failure) {
+        /* once: it is tried again, see guests_tick() */
+        guest->failure = g_strdup(error->message);
+        warn_report("the memory of %s is not merged: %s", guest->id,
+                    error->message);
+    }
+}
+
+static bool guest_detach(KsmGuest *guest, KsmRemove how)
+{
+    QEMU_LOCK_GUARD(&guest->lock);
+    int ret;
+
+    if (!guest->region) {
+        return true;
+    }
+    ret = ksm_region_remove(guest->region, how);
+    trace_ksm_detach(guest->id, ret);
+    if (ret < 0) {
+        return false;
+    }
+    guest->region = NULL;
+    return true;
 }
 
 /*
- * Both advices are given explicitly: unless -machine mem-merge=off, QEMU has
- * marked the memory already.
+ * Not before the guest first runs: until then firmware and the incoming
+ * stream fill RAM, and userfaultfd on it may be needed by postcopy.
  */
-static int host_advise(KsmGuest *guest)
+static void guest_try_attach(KsmGuest *guest)
 {
-    bool run = guest->backend->tuning.run;
-
-    if (qemu_madvise(guest->host, guest->size,
-                     run ? QEMU_MADV_MERGEABLE : QEMU_MADV_UNMERGEABLE) < 0) {
-        return errno;
+    if (guest->runner && guest->block && !guest->region && ever_ran &&
+        !ksm_inhibited()) {
+        guest_attach(guest);
     }
-    return 0;
+}
+
+static MemoryKsmState guest_state(KsmGuest *guest, const KsmStats *stats)
+{
+    static const MemoryKsmState states[] = {
+        [KSM_STATE_OFF] = MEMORY_KSM_STATE_OFF,
+        [KSM_STATE_ACTIVE] = MEMORY_KSM_STATE_ACTIVE,
+        [KSM_STATE_IDLE] = MEMORY_KSM_STATE_IDLE,
+        [KSM_STATE_INHIBITED] = MEMORY_KSM_STATE_INHIBITED,
+    };
+
+    if (!guest->run) {
+        return MEMORY_KSM_STATE_OFF;
+    }
+    return stats ? states[stats->state] : MEMORY_KSM_STATE_INHIBITED;
+}
+
+void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info)
+{
+    *info = (KsmGuestInfo) {
+        .failure = guest->failure,
+        .has_stats = guest->region != NULL,
+        .inhibited = ops_inhibited(guest),
+    };
+    if (guest->region) {
+        ksm_region_get_stats(guest->region, &info->region);
+        ksm_engine_get_stats(ksm_runner_engine(guest->runner), &info->engine);
+    } else if (!info->failure && !info->inhibited) {
+        info->inhibited = "the guest has not run yet";
+    }
+    info->state = guest_state(guest, guest->region ? &info->region : NULL);
+}
+
+static void guest_tell(KsmGuest *guest)
+{
+    KsmGuestInfo info;
+
+    ksm_guest_info(guest, &info);
+    if (info.state != guest->told) {
+        guest->told = info.state;
+        trace_ksm_state(guest->id, MemoryKsmState_str(info.state),
+                        info.inhibited ?: "");
+        qapi_event_send_memory_ksm_state_change(guest->id, info.state,
+                                                info.failure ?:
+                                                info.inhibited);
+    }
+}
+
+/*
+ * Once a second is often enough for what waits for something to end, and
+ * seldom enough for events that programs act upon.
+ */
+static void guests_tick(void *opaque)
+{
+    KsmGuest *guest;
+
+    QLIST_FOREACH(guest, &guests, next) {
+        guest_try_attach(guest);
+        guest_tell(guest);
+    }
+    if (!QLIST_EMPTY(&guests)) {
+        timer_mod(tick, qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + TICK_MS);
+    }
+}
+
+static void guests_vm_state(void *opaque, bool running, RunState state)
+{
+    if (running) {
+        ever_ran = true;
+        guests_tick(NULL);
+    }
+}
+
+void ksm_guests_make_room(void)
+{
+    BQL_LOCK_GUARD();
+    KsmGuest *guest;
+
+    QLIST_FOREACH(guest, &guests, next) {
+        if (!guest_detach(guest, KSM_REMOVE_UNMERGE)) {
+            warn_report("not enough memory to unmerge that of %s",
+                        guest->id);
+        }
+    }
+}
+
+/* The RAM block is about to go: whoever used it has stopped to. */
+static void guests_block_removed(RAMBlockNotifier *n, void *host, size_t size,
+                                 size_t max_size)
+{
+    KsmGuest *guest;
+
+    QLIST_FOREACH(guest, &guests, next) {
+        if (guest->host == host) {
+            guest_detach(guest, KSM_REMOVE_FORGET);
+            guest->block->ksm = NULL;
+            guest->block = NULL;
+            return;
+        }
+    }
+}
+
+static void guests_init(void)
+{
+    static RAMBlockNotifier notifier = {
+        .ram_block_removed = guests_block_removed,
+    };
+
+    if (!tick) {
+        tick = timer_new_ms(QEMU_CLOCK_REALTIME, guests_tick, NULL);
+        qemu_add_vm_change_state_handler(guests_vm_state, NULL);
+        ram_block_notifier_add(&notifier);
+        ever_ran = runstate_is_running();
+    }
+}
+
+bool ksm_guest_discard(KsmGuest *guest, uint64_t start, size_t length,
+                       int *ret)
+{
+    QEMU_LOCK_GUARD(&guest->lock);
+
+    if (!guest->region) {
+        return false;
+    }
+    *ret = ksm_discard(guest->region, start, length);
+    trace_ksm_discard(guest->id, start, length, *ret);
+    return true;
+}
+
+static void guest_init_ours(KsmGuest *guest)
+{
+    static const KsmDirtySource sources[] = {
+        [MEMORY_KSM_DIRTY_TRACKING_AUTO] = KSM_DIRTY_AUTO,
+        [MEMORY_KSM_DIRTY_TRACKING_LOG] = KSM_DIRTY_LOG,
+        [MEMORY_KSM_DIRTY_TRACKING_PAGEMAP] = KSM_DIRTY_PAGEMAP,
+        [MEMORY_KSM_DIRTY_TRACKING_CHECKSUM] = KSM_DIRTY_CHECKSUM,
+    };
+    static const KsmFreePolicy policies[] = {
+        [MEMORY_KSM_FREE_POLICY_AUTO] = KSM_FREE_AUTO,
+        [MEMORY_KSM_FREE_POLICY_LAZY] = KSM_FREE_LAZY,
+        [MEMORY_KSM_FREE_POLICY_EAGER] = KSM_FREE_EAGER,
+    };
+    HostMemoryBackendKsm *backend = guest->backend;
+    KsmRunnerKey key = {
+        .scope = backend->scope == MEMORY_KSM_SCOPE_ZERO ? KSM_SCOPE_ZERO
+                                                         : KSM_SCOPE_VM,
+        .dirty = sources[backend->dirty_tracking],
+        .free_policy = policies[backend->free_policy],
+        .iothread = backend->iothread,
+    };
+    Error *err = NULL;
+
+    guests_init();
+    guest->dma = g_new0(uint32_t, chunk_of(guest, guest->host + guest->size -
+                                           1) + 1);
+    guest->run = backend->tuning.run;
+    guest->told = MEMORY_KSM_STATE__MAX;
+    guest->runner = ksm_runner_get(&key, &err);
+    if (guest->runner) {
+        ksm_runner_tune(guest->runner, &backend->tuning);
+    } else {
+        guest->failure = g_strdup(error_get_pretty(err));
+        warn_reportf_err(err, "the memory of %s will not be merged: ",
+                         guest->id);
+    }
+    QLIST_INSERT_HEAD(&guests, guest, next);
+    guest->block->ksm = guest;
+    timer_mod(tick, qemu_clock_get_ms(QEMU_CLOCK_REALTIME));
 }
 
 KsmGuest *ksm_guest_new(HostMemoryBackendKsm *backend)
 {
     MemoryRegion *mr = host_memory_backend_get_memory(MEMORY_BACKEND(backend));
     KsmGuest *guest = g_new0(KsmGuest, 1);
+    bool host = backend->scope == MEMORY_KSM_SCOPE_HOST;
 
     guest->backend = backend;
+    guest->id = g_strdup(object_get_canonical_path_component(OBJECT(backend)));
+    guest->block = mr->ram_block;
     guest->host = memory_region_get_ram_ptr(mr);
     guest->size = memory_region_size(mr);
-    guest->refused = host_advise(guest);
-    if (guest->refused) {
+    qemu_mutex_init(&guest->lock);
+    /*
+     * Explicitly in both cases: unless -machine mem-merge=off, QEMU has
+     * marked the memory already.
+     */
+    guest->refused = ksm_host_advise(guest->host, guest->size,
+                                     host && backend->tuning.run);
+    if (!host) {
+        guest_init_ours(guest);
+    } else if (guest->refused) {
         warn_report("the memory of %s will not be merged: %s",
-                    object_get_canonical_path_component(OBJECT(backend)),
-                    strerror(guest->refused));
+                    guest->id, strerror(guest->refused));
     }
     return guest;
 }
 
+static void guest_reclaim(KsmGuest *guest)
+{
+    qemu_mutex_destroy(&guest->lock);
+    g_free(guest->id);
+    g_free(guest->failure);
+    g_free(guest->dma);
+    g_free(guest);
+}
+
 void ksm_guest_free(KsmGuest *guest)
 {
-    /* freeing merged memory needs no unmerging, which would need memory */
-    g_free(guest);
+    /* scope=host: freeing merged memory needs no unmerging */
+    if (ksm_guest_is_ours(guest)) {
+        assert(!guest->region);
+        QLIST_REMOVE(guest, next);
+        if (guest->runner) {
+            ksm_runner_put(guest->runner);
+        }
+    }
+    call_rcu(guest, guest_reclaim, rcu);
 }
 
 bool ksm_guest_tune(KsmGuest *guest, Error **errp)
 {
-    guest->refused = host_advise(guest);
+    KsmGuestTuning *tuning = &guest->backend->tuning;
+
+    if (ksm_guest_is_ours(guest)) {
+        qatomic_set(&guest->run, tuning->run);
+        if (guest->runner) {
+            ksm_runner_tune(guest->runner, tuning);
+        }
+        guest_tell(guest);
+        return true;
+    }
+    guest->refused = ksm_host_advise(guest->host, guest->size, tuning->run);
     if (guest->refused) {
         error_setg_errno(errp, guest->refused, "the kernel could not %s the "
-                         "memory",
-                         guest->backend->tuning.run ? "merge" : "unmerge");
+                         "memory", tuning->run ? "merge" : "unmerge");
         return false;
     }
     return true;

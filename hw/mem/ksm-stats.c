@@ -10,6 +10,7 @@
 #include "qemu/osdep.h"
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm.h"
+#include "ksm-guest.h"
 #include "ksm-kernel.h"
 #include "qapi/qapi-commands-ksm.h"
 #include "qapi/util.h"
@@ -17,12 +18,14 @@
 #include "system/hostmem-ksm.h"
 
 static void reason_add(MemoryKsmReasonList **list, MemoryKsmReasonKind kind,
-                       const char *text)
+                       const char *text, uint64_t pages)
 {
     MemoryKsmReason *reason = g_new0(MemoryKsmReason, 1);
 
     reason->kind = kind;
     reason->text = g_strdup(text);
+    reason->has_pages = pages != 0;
+    reason->pages = pages;
     /* few of them: walking to the end is cheaper than carrying it about */
     while (*list) {
         list = &(*list)->next;
@@ -48,20 +51,20 @@ static bool host_reasons(const KsmKernelHost *kernel,
     if (!kernel->present) {
         reason_add(list, MEMORY_KSM_REASON_KIND_NO_KERNEL_SUPPORT,
                    "there is no " KSM_KERNEL_SYSFS ": the kernel has no KSM, "
-                   "or /sys is not mounted");
+                   "or /sys is not mounted", 0);
         return true;
     }
     if (!kernel->run.known) {
         reason_add(list, MEMORY_KSM_REASON_KIND_UNREADABLE,
                    KSM_KERNEL_SYSFS "/run cannot be read, so it is not known "
-                   "whether ksmd runs");
+                   "whether ksmd runs", 0);
         return false;
     }
     if (kernel->run.value == 1) {
         if (kernel->pages_to_scan.known && !kernel->pages_to_scan.value) {
             reason_add(list, MEMORY_KSM_REASON_KIND_KSMD_STOPPED,
                        "ksmd runs, but is told to scan no pages; set "
-                       KSM_KERNEL_SYSFS "/pages_to_scan");
+                       KSM_KERNEL_SYSFS "/pages_to_scan", 0);
             return true;
         }
         return false;
@@ -72,11 +75,11 @@ static bool host_reasons(const KsmKernelHost *kernel,
                KSM_KERNEL_SYSFS "/run is 2); start it with "
                "'echo 1 > " KSM_KERNEL_SYSFS "/run'" :
                "ksmd does not run; start it with "
-               "'echo 1 > " KSM_KERNEL_SYSFS "/run'");
+               "'echo 1 > " KSM_KERNEL_SYSFS "/run'", 0);
     if (!kernel->may_start) {
         reason_add(list, MEMORY_KSM_REASON_KIND_NOT_PERMITTED,
                    "this process may not write " KSM_KERNEL_SYSFS "/run; the "
-                   "host's administrator has to start ksmd");
+                   "host's administrator has to start ksmd", 0);
     }
     return true;
 }
@@ -91,7 +94,7 @@ static MemoryKsmHostStats *host_stats(const KsmKernelHost *kernel)
     if (!stopped && kernel->pages_shared.known &&
         !kernel->pages_shared.value) {
         reason_add(&host->reasons, MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
-                   "ksmd has found nothing equal on this host yet");
+                   "ksmd has found nothing equal on this host yet", 0);
     }
     COPY_KNOWN(host, run, kernel->run);
     COPY_KNOWN(host, pages_to_scan, kernel->pages_to_scan);
@@ -138,14 +141,14 @@ static void kernel_backend_reasons(HostMemoryBackendKsm *ksm,
     if (!ksm->tuning.run) {
         stats->state = MEMORY_KSM_STATE_OFF;
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_RUN_OFF,
-                   "the property 'run' is off");
+                   "the property 'run' is off", 0);
         return;
     }
     stats->state = MEMORY_KSM_STATE_INHIBITED;
     if (refused || (range->known && !range->mergeable)) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_REFUSED,
                    refused ? strerror(refused)
-                           : "the memory is not marked as mergeable");
+                           : "the memory is not marked as mergeable", 0);
         return;
     }
     if (host_reasons(&input->host, &stats->reasons)) {
@@ -157,13 +160,132 @@ static void kernel_backend_reasons(HostMemoryBackendKsm *ksm,
     }
     if (input->process.rmap_items.known && !input->process.rmap_items.value) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_NOT_SCANNED,
-                   "ksmd has not looked at this process yet");
+                   "ksmd has not looked at this process yet", 0);
     } else if (range->merged.known) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
-                   "ksmd has found nothing equal yet");
+                   "ksmd has found nothing equal yet", 0);
     } else if (stats->reasons == NULL) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_UNREADABLE,
-                   "the kernel does not say what is merged of this memory");
+                   "the kernel does not say what is merged of this memory", 0);
+    }
+}
+
+static void kernel_backend_stats(HostMemoryBackendKsm *ksm,
+                                 const KsmStatsInput *input,
+                                 const KsmKernelRange *range,
+                                 MemoryKsmBackendStats *stats)
+{
+    stats->has_mergeable = stats->has_resident = range->known;
+    stats->has_lazy_free = range->known;
+    stats->mergeable = range->mergeable;
+    stats->resident = range->resident;
+    stats->lazy_free = range->lazy_free;
+    stats->has_pages_merged = range->merged.known;
+    stats->pages_merged = range->merged.value / qemu_real_host_page_size();
+    kernel_backend_reasons(ksm, input, range, stats);
+}
+
+/* libksm's reasons, each with the pages it holds for. */
+static void engine_backend_reasons(const KsmGuestInfo *info,
+                                   MemoryKsmBackendStats *stats)
+{
+    static const MemoryKsmReasonKind kinds[KSM_REASON_MAX] = {
+        [KSM_REASON_RUN_OFF] = MEMORY_KSM_REASON_KIND_RUN_OFF,
+        [KSM_REASON_INHIBITED] = MEMORY_KSM_REASON_KIND_INHIBITED,
+        [KSM_REASON_NOT_SCANNED] = MEMORY_KSM_REASON_KIND_NOT_SCANNED,
+        [KSM_REASON_VOLATILE] = MEMORY_KSM_REASON_KIND_VOLATILE,
+        [KSM_REASON_UNIQUE] = MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
+        [KSM_REASON_NOT_WORTH] = MEMORY_KSM_REASON_KIND_NOT_WORTH,
+        [KSM_REASON_PINNED] = MEMORY_KSM_REASON_KIND_PINNED,
+        [KSM_REASON_BUSY] = MEMORY_KSM_REASON_KIND_BUSY,
+        [KSM_REASON_VMA_LIMIT] = MEMORY_KSM_REASON_KIND_VMA_LIMIT,
+        [KSM_REASON_NO_MEMORY] = MEMORY_KSM_REASON_KIND_NO_MEMORY,
+        [KSM_REASON_COW_BROKEN] = MEMORY_KSM_REASON_KIND_COW_BROKEN,
+        [KSM_REASON_FREED] = MEMORY_KSM_REASON_KIND_FREED,
+    };
+
+    for (int i = 0; info->has_stats && i < KSM_REASON_MAX; i++) {
+        uint64_t pages = info->region.reasons[i];
+
+        /* said for the whole backend already, with more of a text */
+        if (!pages || (info->inhibited && (i == KSM_REASON_RUN_OFF ||
+                                           i == KSM_REASON_INHIBITED))) {
+            continue;
+        }
+        reason_add(&stats->reasons, kinds[i], ksm_reason_text(i), pages);
+    }
+}
+
+static MemoryKsmStall *engine_stall(const KsmStats *engine)
+{
+    MemoryKsmStall *stall = g_new0(MemoryKsmStall, 1);
+
+    stall->count = engine->stall_count;
+    stall->p50 = engine->stall_p50;
+    stall->p99 = engine->stall_p99;
+    stall->max = engine->stall_max;
+    return stall;
+}
+
+/* Copies a count of libksm's into an optional member of the same name. */
+#define COPY(to, from, member)                  \
+    do {                                        \
+        (to)->has_##member = true;              \
+        (to)->member = (from)->member;          \
+    } while (0)
+
+static void engine_backend_counts(const KsmGuestInfo *info,
+                                  MemoryKsmBackendStats *stats)
+{
+    const KsmStats *region = &info->region;
+    const KsmStats *engine = &info->engine;
+
+    COPY(stats, region, pages_shared);
+    COPY(stats, region, pages_sharing);
+    COPY(stats, region, pages_unshared);
+    COPY(stats, region, pages_volatile);
+    COPY(stats, region, zero_pages);
+    COPY(stats, region, merged_runs);
+    COPY(stats, region, verify_failed);
+    COPY(stats, region, pinned);
+    COPY(stats, region, busy);
+    COPY(stats, region, cow_broken);
+    COPY(stats, region, free_hinted);
+    COPY(stats, region, lazy_free);
+    /* what only the engine as a whole knows */
+    COPY(stats, engine, pages_scanned);
+    COPY(stats, engine, pages_skipped);
+    COPY(stats, engine, full_scans);
+    COPY(stats, engine, huge_split);
+    COPY(stats, engine, metadata);
+    COPY(stats, engine, page_tables);
+    COPY(stats, engine, profit);
+    COPY(stats, engine, scan_time);
+    COPY(stats, engine, merge_time);
+    stats->stall = engine_stall(engine);
+}
+
+static void engine_backend_stats(HostMemoryBackendKsm *ksm,
+                                 MemoryKsmBackendStats *stats)
+{
+    KsmGuestInfo info;
+
+    ksm_guest_info(ksm->guest, &info);
+    stats->state = info.state;
+    if (!ksm->tuning.run) {
+        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_RUN_OFF,
+                   info.inhibited, 0);
+    } else if (info.inhibited) {
+        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_INHIBITED,
+                   info.inhibited, 0);
+    }
+    if (info.failure) {
+        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_REFUSED,
+                   info.failure, 0);
+    }
+    engine_backend_reasons(&info, stats);
+    if (info.has_stats) {
+        engine_backend_counts(&info, stats);
     }
 }
 
@@ -176,14 +298,11 @@ static MemoryKsmBackendStats *backend_stats(HostMemoryBackendKsm *ksm,
     stats->id = g_strdup(object_get_canonical_path_component(OBJECT(ksm)));
     stats->scope = ksm->scope;
     stats->size = MEMORY_BACKEND(ksm)->size;
-    stats->has_mergeable = stats->has_resident = range->known;
-    stats->has_lazy_free = range->known;
-    stats->mergeable = range->mergeable;
-    stats->resident = range->resident;
-    stats->lazy_free = range->lazy_free;
-    stats->has_pages_merged = range->merged.known;
-    stats->pages_merged = range->merged.value / qemu_real_host_page_size();
-    kernel_backend_reasons(ksm, input, range, stats);
+    if (ksm_guest_is_ours(ksm->guest)) {
+        engine_backend_stats(ksm, stats);
+    } else {
+        kernel_backend_stats(ksm, input, range, stats);
+    }
     return stats;
 }
 

@@ -1,0 +1,43 @@
+/*
+ * scope=host: guest RAM for the kernel's KSM
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qapi/error.h"
+#include "qemu/madvise.h"
+#include "ksm-guest.h"
+
+bool ksm_host_check(Error **errp)
+{
+    ERRP_GUARD();
+    size_t size = qemu_real_host_page_size();
+    void *page = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int err;
+
+    if (page == MAP_FAILED) {
+        error_setg_errno(errp, errno, "cannot map a page");
+        return false;
+    }
+    err = qemu_madvise(page, size, QEMU_MADV_MERGEABLE) < 0 ? errno : 0;
+    munmap(page, size);
+    if (err) {
+        error_setg_errno(errp, err, "this kernel cannot merge memory, which "
+                         "scope=host needs");
+        error_append_hint(errp, "Use a kernel with CONFIG_KSM=y, or "
+                          "memory-backend-ram.\n");
+        return false;
+    }
+    return true;
+}
+
+int ksm_host_advise(void *host, size_t size, bool mergeable)
+{
+    if (qemu_madvise(host, size, mergeable ? QEMU_MADV_MERGEABLE
+                                           : QEMU_MADV_UNMERGEABLE) < 0) {
+        return errno;
+    }
+    return 0;
+}

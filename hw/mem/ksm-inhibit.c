@@ -1,0 +1,84 @@
+/*
+ * What guest RAM must not be merged for
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Each reason stands next to the corruption (or failure) it prevents.  Asked
+ * by the thread that merges, before each chunk: nothing here takes the BQL.
+ */
+
+#include "qemu/osdep.h"
+#include "hw/core/cpu.h"
+#include "hw/mem/ksm-compat.h"
+#include "ksm-guest.h"
+#include "migration/misc.h"
+#include "qapi/error.h"
+#include "qemu/cutils.h"
+#include "system/kvm.h"
+#include "system/runstate.h"
+#include <sys/utsname.h>
+
+const char *ksm_inhibited(void)
+{
+    /*
+     * VFIO has, or is about to, hand the addresses of RAM to a device: what
+     * is replaced afterwards is not what the device knows.
+     */
+    if (ram_block_discard_is_disabled()) {
+        return "RAM must stay where it is for a device (VFIO): discarding RAM "
+               "is disabled";
+    }
+    /*
+     * RAM is about to be written from the stream, and postcopy needs
+     * userfaultfd on it for itself.
+     */
+    if (runstate_check(RUN_STATE_INMIGRATE) ||
+        migration_in_incoming_postcopy()) {
+        return "an incoming migration is not complete";
+    }
+    /*
+     * A background snapshot needs userfaultfd on RAM for itself.  Others
+     * read all RAM once: merging meanwhile would compete with that for the
+     * guest's time.
+     */
+    if (migration_is_running()) {
+        return "a migration or snapshot is running";
+    }
+    if (runstate_check(RUN_STATE_SAVE_VM) ||
+        runstate_check(RUN_STATE_RESTORE_VM)) {
+        return "a snapshot is being saved or loaded";
+    }
+    return NULL;
+}
+
+/*
+ * KVM keeps references to pages of nested guests' state that are neither in
+ * page tables nor pins until Linux 6.13: what it writes there would be lost.
+ */
+static bool kernel_hides_nested_state(void)
+{
+    struct utsname uts;
+    unsigned major, minor;
+
+    if (uname(&uts) < 0 ||
+        sscanf(uts.release, "%u.%u", &major, &minor) != 2) {
+        return true;
+    }
+    return major < 6 || (major == 6 && minor < 13);
+}
+
+static bool cpu_has(CPUState *cpu, const char *feature)
+{
+    return object_property_find(OBJECT(cpu), feature) &&
+           object_property_get_bool(OBJECT(cpu), feature, NULL);
+}
+
+const char *ksm_inhibited_by_cpus(void)
+{
+    if (kvm_enabled() && first_cpu && kernel_hides_nested_state() &&
+        (cpu_has(first_cpu, "vmx") || cpu_has(first_cpu, "svm"))) {
+        return "the guest can run guests (vmx, svm), which needs Linux 6.13 "
+               "or newer here; use -cpu ...,-vmx,-svm";
+    }
+    return NULL;
+}

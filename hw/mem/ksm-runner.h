@@ -1,0 +1,46 @@
+/*
+ * The threads in which libksm's engines run
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * An engine merges the memory of all guests (KsmGuest) that want the same of
+ * it; it has no thread of its own and is stepped from an iothread.  All
+ * functions are called with the BQL held.  Leaves to others: which memory
+ * that is and what must not be done to it (ksm-guest.c).
+ */
+#ifndef HW_MEM_KSM_RUNNER_H
+#define HW_MEM_KSM_RUNNER_H
+
+#include "hw/mem/ksm.h"
+#include "libksm.h"
+#include "system/iothread.h"
+
+typedef struct KsmRunner KsmRunner;
+
+/*
+ * What makes an engine fit for a backend.  Memory of backends where it
+ * differs is not merged with each other.
+ */
+typedef struct KsmRunnerKey {
+    KsmScope scope;
+    KsmDirtySource dirty;
+    KsmFreePolicy free_policy;
+    IOThread *iothread;         /* NULL: the internal one */
+} KsmRunnerKey;
+
+/*
+ * Takes a user of the engine with that key, which is made if there is none.
+ * NULL with @errp set if there can be none.
+ */
+KsmRunner *ksm_runner_get(const KsmRunnerKey *key, Error **errp);
+void ksm_runner_put(KsmRunner *runner);
+
+KsmEngine *ksm_runner_engine(KsmRunner *runner);
+
+/* Applies the tuning to the whole engine, except for "run". */
+void ksm_runner_tune(KsmRunner *runner, const KsmGuestTuning *tuning);
+
+/* Something has changed that the engine cannot see: step it soon. */
+void ksm_runner_kick(KsmRunner *runner);
+
+#endif /* HW_MEM_KSM_RUNNER_H */

@@ -1,0 +1,65 @@
+/*
+ * Merging of guest RAM: what QEMU's memory core calls
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The lines that scripts/graft inserts into QEMU's files call these.  For RAM
+ * that is not merged here a test of a pointer is all that they do.
+ */
+#ifndef HW_MEM_KSM_HOOKS_H
+#define HW_MEM_KSM_HOOKS_H
+
+typedef struct KsmGuest KsmGuest;
+
+#ifdef CONFIG_LINUX
+
+/**
+ * ksm_guest_discard: discards a range of RAM, as ram_block_discard_range().
+ *
+ * MADV_DONTNEED on a merged range would bring back what was merged rather
+ * than zeroes.
+ *
+ * Return: true with @ret set, or false if there is nothing merged and the
+ * caller may go on as always.
+ */
+bool ksm_guest_discard(KsmGuest *guest, uint64_t start, size_t length,
+                       int *ret);
+
+/**
+ * ksm_guest_dma_map, ksm_guest_dma_unmap: a device is given the address of
+ * RAM to write to, and is done with it.
+ *
+ * What a device writes without the page tables would be lost if the page was
+ * replaced meanwhile.
+ */
+void ksm_guest_dma_map(KsmGuest *guest, uint64_t start, uint64_t length);
+void ksm_guest_dma_unmap(KsmGuest *guest, uint64_t start, uint64_t length);
+
+/**
+ * ksm_guests_make_room: gives up all merged RAM because someone else needs
+ * userfaultfd on it (background snapshot).  Merging goes on by itself
+ * when that is over.
+ */
+void ksm_guests_make_room(void);
+
+#else
+
+static inline bool ksm_guest_discard(KsmGuest *guest, uint64_t start,
+                                     size_t length, int *ret)
+{
+    return false;
+}
+
+static inline void ksm_guest_dma_map(KsmGuest *guest, uint64_t start,
+                                     uint64_t length)
+{
+}
+
+static inline void ksm_guest_dma_unmap(KsmGuest *guest, uint64_t start,
+                                       uint64_t length)
+{
+}
+
+#endif /* CONFIG_LINUX */
+
+#endif /* HW_MEM_KSM_HOOKS_H */
