@@ -78,7 +78,7 @@ static bool ksm_backend_check(HostMemoryBackendKsm *ksm, Error **errp)
                    "of the group");
         return false;
     }
-    if (!ksm_guest_check(ksm->scope, errp)) {
+    if (!ksm_guest_check(ksm, errp)) {
         return false;
     }
     if (ksm->dirty_tracking == MEMORY_KSM_DIRTY_TRACKING_LOG) {

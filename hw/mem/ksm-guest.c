@@ -52,6 +52,8 @@ struct KsmGuest {
     KsmRegion *region;          /* NULL while it is not given to the engine */
     KsmRunner *runner;          /* NULL if there can be no engine */
     bool run;                   /* as the property; read by ops */
+    bool held;                  /* see ksm_guests_make_room(); likewise */
+    bool was_inhibited;         /* when last looked at */
     const char *cpus_inhibit;   /* see ksm_inhibited_by_cpus() */
     char *failure;              /* why there is no runner or region */
     MemoryKsmState told;        /* state of the last event */
@@ -68,29 +70,59 @@ bool ksm_guest_is_ours(const KsmGuest *guest)
     return guest->backend->scope != MEMORY_KSM_SCOPE_HOST;
 }
 
-bool ksm_guest_check(MemoryKsmScope scope, Error **errp)
+static KsmRunnerKey backend_key(const HostMemoryBackendKsm *backend)
 {
+    static const KsmDirtySource sources[] = {
+        [MEMORY_KSM_DIRTY_TRACKING_AUTO] = KSM_DIRTY_AUTO,
+        [MEMORY_KSM_DIRTY_TRACKING_LOG] = KSM_DIRTY_LOG,
+        [MEMORY_KSM_DIRTY_TRACKING_PAGEMAP] = KSM_DIRTY_PAGEMAP,
+        [MEMORY_KSM_DIRTY_TRACKING_CHECKSUM] = KSM_DIRTY_CHECKSUM,
+    };
+    static const KsmFreePolicy policies[] = {
+        [MEMORY_KSM_FREE_POLICY_AUTO] = KSM_FREE_AUTO,
+        [MEMORY_KSM_FREE_POLICY_LAZY] = KSM_FREE_LAZY,
+        [MEMORY_KSM_FREE_POLICY_EAGER] = KSM_FREE_EAGER,
+    };
+
+    return (KsmRunnerKey) {
+        .scope = backend->scope == MEMORY_KSM_SCOPE_ZERO ? KSM_SCOPE_ZERO
+                                                         : KSM_SCOPE_VM,
+        .dirty = sources[backend->dirty_tracking],
+        .free_policy = policies[backend->free_policy],
+        .iothread = backend->iothread,
+    };
+}
+
+static bool engine_check(const HostMemoryBackendKsm *backend, Error **errp)
+{
+    KsmRunnerKey key = backend_key(backend);
+    const char *scope = MemoryKsmScope_str(backend->scope);
     g_autoptr(GError) error = NULL;
 
-    switch (scope) {
+    if (qemu_real_host_page_size() != KSM_PAGE_SIZE) {
+        error_setg(errp, "scope=%s needs a host with pages of %u bytes",
+                   scope, KSM_PAGE_SIZE);
+        return false;
+    }
+    if (!ksm_supported(&error)) {
+        error_setg(errp, "scope=%s cannot be used: %s", scope,
+                   error->message);
+        return false;
+    }
+    return ksm_runner_check(&key, errp);
+}
+
+bool ksm_guest_check(const HostMemoryBackendKsm *backend, Error **errp)
+{
+    switch (backend->scope) {
     case MEMORY_KSM_SCOPE_HOST:
         return ksm_host_check(errp);
     case MEMORY_KSM_SCOPE_ZERO:
     case MEMORY_KSM_SCOPE_VM:
-        if (qemu_real_host_page_size() != KSM_PAGE_SIZE) {
-            error_setg(errp, "scope=%s needs a host with pages of %u bytes",
-                       MemoryKsmScope_str(scope), KSM_PAGE_SIZE);
-            return false;
-        }
-        if (!ksm_supported(&error)) {
-            error_setg(errp, "scope=%s: %s", MemoryKsmScope_str(scope),
-                       error->message);
-            return false;
-        }
-        return true;
+        return engine_check(backend, errp);
     default:
         error_setg(errp, "scope=%s is not available in this build",
-                   MemoryKsmScope_str(scope));
+                   MemoryKsmScope_str(backend->scope));
         return false;
     }
 }
@@ -143,7 +175,8 @@ static bool ops_busy(void *opaque, void *addr, size_t len)
     KsmGuest *guest = opaque;
     size_t last = chunk_of(guest, addr + len - 1);
 
-    smp_mb(); /* pairs with qatomic_add() in dma_count() */
+    /* the page is out before the counts are read: see dma_count() */
+    smp_mb();
     for (size_t i = chunk_of(guest, addr); i <= last; i++) {
         if (qatomic_read(&guest->dma[i])) {
             trace_ksm_busy(guest, i);
@@ -159,6 +192,9 @@ static const char *ops_inhibited(void *opaque)
 
     if (!qatomic_read(&guest->run)) {
         return "the property 'run' is off";
+    }
+    if (qatomic_read(&guest->held)) {
+        return "a background snapshot needs the memory for itself";
     }
     return guest->cpus_inhibit ?: ksm_inhibited();
 }
@@ -206,21 +242,16 @@ static void guest_attach(KsmGuest *guest)
     }
 }
 
-static bool guest_detach(KsmGuest *guest, KsmRemove how)
+/* The RAM is about to be unmapped. */
+static void guest_detach(KsmGuest *guest)
 {
     QEMU_LOCK_GUARD(&guest->lock);
-    int ret;
 
-    if (!guest->region) {
-        return true;
+    if (guest->region) {
+        trace_ksm_detach(guest->id);
+        ksm_region_remove(guest->region, KSM_REMOVE_FORGET);
+        guest->region = NULL;
     }
-    ret = ksm_region_remove(guest->region, how);
-    trace_ksm_detach(guest->id, ret);
-    if (ret < 0) {
-        return false;
-    }
-    guest->region = NULL;
-    return true;
 }
 
 /*
@@ -235,7 +266,8 @@ static void guest_try_attach(KsmGuest *guest)
     }
 }
 
-static MemoryKsmState guest_state(KsmGuest *guest, const KsmStats *stats)
+static MemoryKsmState guest_state(const KsmGuest *guest,
+                                  const KsmGuestInfo *info)
 {
     static const MemoryKsmState states[] = {
         [KSM_STATE_OFF] = MEMORY_KSM_STATE_OFF,
@@ -247,7 +279,12 @@ static MemoryKsmState guest_state(KsmGuest *guest, const KsmStats *stats)
     if (!guest->run) {
         return MEMORY_KSM_STATE_OFF;
     }
-    return stats ? states[stats->state] : MEMORY_KSM_STATE_INHIBITED;
+    if (info->inhibited || !info->has_stats) {
+        return MEMORY_KSM_STATE_INHIBITED;
+    }
+    /* the engine itself may not have noticed yet that it may go on */
+    return info->region.state == KSM_STATE_INHIBITED ?
+           MEMORY_KSM_STATE_ACTIVE : states[info->region.state];
 }
 
 void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info)
@@ -263,7 +300,7 @@ void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info)
     } else if (!info->failure && !info->inhibited) {
         info->inhibited = "the guest has not run yet";
     }
-    info->state = guest_state(guest, guest->region ? &info->region : NULL);
+    info->state = guest_state(guest, info);
 }
 
 static void guest_tell(KsmGuest *guest)
@@ -281,6 +318,21 @@ static void guest_tell(KsmGuest *guest)
     }
 }
 
+/* Whether merging may go on is something the engine has to be told. */
+static void guest_resume(KsmGuest *guest)
+{
+    bool inhibited;
+
+    if (guest->held && !ksm_inhibited()) {
+        qatomic_set(&guest->held, false);
+    }
+    inhibited = ops_inhibited(guest);
+    if (guest->was_inhibited && !inhibited && guest->region) {
+        ksm_runner_kick(guest->runner);
+    }
+    guest->was_inhibited = inhibited;
+}
+
 /*
  * Once a second is often enough for what waits for something to end, and
  * seldom enough for events that programs act upon.
@@ -291,6 +343,7 @@ static void guests_tick(void *opaque)
 
     QLIST_FOREACH(guest, &guests, next) {
         guest_try_attach(guest);
+        guest_resume(guest);
         guest_tell(guest);
     }
     if (!QLIST_EMPTY(&guests)) {
@@ -306,15 +359,26 @@ static void guests_vm_state(void *opaque, bool running, RunState state)
     }
 }
 
+/*
+ * The region stays with the engine: where a device is writing right now,
+ * pages stay in mappings of the pool, and only the engine can discard them.
+ */
 void ksm_guests_make_room(void)
 {
     BQL_LOCK_GUARD();
     KsmGuest *guest;
+    int ret;
 
     QLIST_FOREACH(guest, &guests, next) {
-        if (!guest_detach(guest, KSM_REMOVE_UNMERGE)) {
-            warn_report("not enough memory to unmerge that of %s",
-                        guest->id);
+        if (!guest->region) {
+            continue;
+        }
+        qatomic_set(&guest->held, true);
+        ret = ksm_unmerge(guest->region, 0, guest->size);
+        trace_ksm_make_room(guest->id, ret);
+        if (ret < 0) {
+            warn_report("the memory of %s cannot be unmerged: %s", guest->id,
+                        strerror(-ret));
         }
     }
 }
@@ -327,7 +391,7 @@ static void guests_block_removed(RAMBlockNotifier *n, void *host, size_t size,
 
     QLIST_FOREACH(guest, &guests, next) {
         if (guest->host == host) {
-            guest_detach(guest, KSM_REMOVE_FORGET);
+            guest_detach(guest);
             guest->block->ksm = NULL;
             guest->block = NULL;
             return;
@@ -362,27 +426,29 @@ bool ksm_guest_discard(KsmGuest *guest, uint64_t start, size_t length,
     return true;
 }
 
+/* One engine for all: the least restrictive of what the backends want. */
+static void guests_tune(KsmRunner *runner)
+{
+    KsmGuestTuning all = { .smart_scan = true };
+    KsmGuest *guest;
+
+    QLIST_FOREACH(guest, &guests, next) {
+        const KsmGuestTuning *one = &guest->backend->tuning;
+
+        all.max_cpu = MAX(all.max_cpu, one->max_cpu);
+        all.smart_scan &= one->smart_scan;
+        /* 0 is as fast as max-cpu allows; here none so far */
+        all.target_scan_time =
+            QLIST_FIRST(&guests) == guest ? one->target_scan_time :
+            MIN(all.target_scan_time, one->target_scan_time);
+    }
+    ksm_runner_tune(runner, &all);
+}
+
 static void guest_init_ours(KsmGuest *guest)
 {
-    static const KsmDirtySource sources[] = {
-        [MEMORY_KSM_DIRTY_TRACKING_AUTO] = KSM_DIRTY_AUTO,
-        [MEMORY_KSM_DIRTY_TRACKING_LOG] = KSM_DIRTY_LOG,
-        [MEMORY_KSM_DIRTY_TRACKING_PAGEMAP] = KSM_DIRTY_PAGEMAP,
-        [MEMORY_KSM_DIRTY_TRACKING_CHECKSUM] = KSM_DIRTY_CHECKSUM,
-    };
-    static const KsmFreePolicy policies[] = {
-        [MEMORY_KSM_FREE_POLICY_AUTO] = KSM_FREE_AUTO,
-        [MEMORY_KSM_FREE_POLICY_LAZY] = KSM_FREE_LAZY,
-        [MEMORY_KSM_FREE_POLICY_EAGER] = KSM_FREE_EAGER,
-    };
     HostMemoryBackendKsm *backend = guest->backend;
-    KsmRunnerKey key = {
-        .scope = backend->scope == MEMORY_KSM_SCOPE_ZERO ? KSM_SCOPE_ZERO
-                                                         : KSM_SCOPE_VM,
-        .dirty = sources[backend->dirty_tracking],
-        .free_policy = policies[backend->free_policy],
-        .iothread = backend->iothread,
-    };
+    KsmRunnerKey key = backend_key(backend);
     Error *err = NULL;
 
     guests_init();
@@ -391,14 +457,15 @@ static void guest_init_ours(KsmGuest *guest)
     guest->run = backend->tuning.run;
     guest->told = MEMORY_KSM_STATE__MAX;
     guest->runner = ksm_runner_get(&key, &err);
-    if (guest->runner) {
-        ksm_runner_tune(guest->runner, &backend->tuning);
-    } else {
+    if (!guest->runner) {
         guest->failure = g_strdup(error_get_pretty(err));
         warn_reportf_err(err, "the memory of %s will not be merged: ",
                          guest->id);
     }
     QLIST_INSERT_HEAD(&guests, guest, next);
+    if (guest->runner) {
+        guests_tune(guest->runner);
+    }
     guest->block->ksm = guest;
     timer_mod(tick, qemu_clock_get_ms(QEMU_CLOCK_REALTIME));
 }
@@ -459,8 +526,9 @@ bool ksm_guest_tune(KsmGuest *guest, Error **errp)
     if (ksm_guest_is_ours(guest)) {
         qatomic_set(&guest->run, tuning->run);
         if (guest->runner) {
-            ksm_runner_tune(guest->runner, tuning);
+            guests_tune(guest->runner);
         }
+        guest_resume(guest);
         guest_tell(guest);
         return true;
     }

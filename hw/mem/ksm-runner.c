@@ -12,9 +12,9 @@
 #include "block/aio.h"
 #include "qapi/error.h"
 #include "qemu/main-loop.h"
-#include "qemu/queue.h"
 #include "qemu/timer.h"
 #include "ksm-runner.h"
+#include "system/hostmem-ksm.h"
 #include "trace.h"
 
 struct KsmRunner {
@@ -23,10 +23,10 @@ struct KsmRunner {
     AioContext *ctx;
     QEMUTimer timer;    /* runs in ctx */
     unsigned users;
-    QLIST_ENTRY(KsmRunner) next;
 };
 
-static QLIST_HEAD(, KsmRunner) runners = QLIST_HEAD_INITIALIZER(runners);
+/* The one that new backends use; one that has been put may still be ending. */
+static KsmRunner *current;
 
 /* The thread of all runners without one of their own; never ends. */
 static IOThread *internal_iothread;
@@ -77,33 +77,40 @@ static KsmRunner *runner_new(const KsmRunnerKey *key, Error **errp)
     }
     aio_timer_init(runner->ctx, &runner->timer, QEMU_CLOCK_REALTIME, SCALE_NS,
                    runner_step, runner);
-    QLIST_INSERT_HEAD(&runners, runner, next);
     trace_ksm_runner_new(runner, key->scope);
     return runner;
 }
 
-static bool key_equal(const KsmRunnerKey *a, const KsmRunnerKey *b)
+bool ksm_runner_check(const KsmRunnerKey *key, Error **errp)
 {
-    return a->scope == b->scope && a->dirty == b->dirty &&
-           a->free_policy == b->free_policy && a->iothread == b->iothread;
+    const KsmRunnerKey *other = current ? &current->key : key;
+    const char *property =
+        key->scope != other->scope ? "scope" :
+        key->dirty != other->dirty ? "dirty-tracking" :
+        key->free_policy != other->free_policy ? "free-policy" :
+        key->iothread != other->iothread ? "iothread" : NULL;
+
+    if (property) {
+        error_setg(errp, "property '%s' must be the same for all objects "
+                   TYPE_MEMORY_BACKEND_KSM " with scope=zero or scope=vm",
+                   property);
+        return false;
+    }
+    return true;
 }
 
 KsmRunner *ksm_runner_get(const KsmRunnerKey *key, Error **errp)
 {
-    KsmRunner *runner;
-
-    QLIST_FOREACH(runner, &runners, next) {
-        if (key_equal(&runner->key, key)) {
-            break;
-        }
+    if (!ksm_runner_check(key, errp)) {
+        return NULL;
     }
-    if (!runner) {
-        runner = runner_new(key, errp);
+    if (!current) {
+        current = runner_new(key, errp);
     }
-    if (runner) {
-        runner->users++;
+    if (current) {
+        current->users++;
     }
-    return runner;
+    return current;
 }
 
 /* In the main thread: dropping an iothread may mean waiting for it to end. */
@@ -132,7 +139,7 @@ void ksm_runner_put(KsmRunner *runner)
     assert(runner->users > 0);
     if (--runner->users == 0) {
         trace_ksm_runner_free(runner);
-        QLIST_REMOVE(runner, next);
+        current = NULL;
         aio_bh_schedule_oneshot(runner->ctx, runner_free, runner);
     }
 }
@@ -152,5 +159,7 @@ void ksm_runner_tune(KsmRunner *runner, const KsmGuestTuning *tuning)
 
 void ksm_runner_kick(KsmRunner *runner)
 {
+    /* a pass begins at once, however long the engine meant to rest */
+    ksm_engine_set_run(runner->engine, true);
     timer_mod_ns(&runner->timer, qemu_clock_get_ns(QEMU_CLOCK_REALTIME));
 }

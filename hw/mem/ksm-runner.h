@@ -18,8 +18,8 @@
 typedef struct KsmRunner KsmRunner;
 
 /*
- * What makes an engine fit for a backend.  Memory of backends where it
- * differs is not merged with each other.
+ * What the engine is made for.  All backends of a process share one engine,
+ * so that their memory is merged with each other's, and must agree on it.
  */
 typedef struct KsmRunnerKey {
     KsmScope scope;
@@ -27,6 +27,9 @@ typedef struct KsmRunnerKey {
     KsmFreePolicy free_policy;
     IOThread *iothread;         /* NULL: the internal one */
 } KsmRunnerKey;
+
+/* False with @errp set if there is an engine that was made for another key. */
+bool ksm_runner_check(const KsmRunnerKey *key, Error **errp);
 
 /*
  * Takes a user of the engine with that key, which is made if there is none.

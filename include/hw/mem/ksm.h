@@ -26,11 +26,11 @@ typedef struct KsmGuestTuning {
 /**
  * ksm_guest_check: can RAM be merged in this way at all?
  *
- * @scope: who is to share memory
+ * @backend: its properties; its memory is not there yet
  *
  * Return: true, or false with @errp set to what is missing and the remedy.
  */
-bool ksm_guest_check(MemoryKsmScope scope, Error **errp);
+bool ksm_guest_check(const HostMemoryBackendKsm *backend, Error **errp);
 
 /**
  * ksm_guest_new: gives the memory of a backend to whoever merges it.
