@@ -265,6 +265,23 @@ def test_domstats(host: Daemon, tmp_path: Path) -> None:
     host.virsh("destroy", "ksm")
 
 
+def test_the_tunables_reach_qemu(host: Daemon, tmp_path: Path) -> None:
+    ksm = "<ksm scope='vm' max-cpu='40' target-scan-time='60' free-policy='lazy'/>"
+    guest = Guest("ksm", tmp_path / "serial", backing=KSM + ksm)
+    host.virsh("create", write(tmp_path / "a.xml", guest))
+    guest.wait_turns(1)
+    for name, value in {
+        "scope": "vm",
+        "max-cpu": 40,
+        "target-scan-time": 60,
+        "free-policy": "lazy",
+    }.items():
+        path = "/objects/pc.ram"
+        assert host.qmp("ksm", "qom-get", path=path, property=name) == value
+    stats = host.domstats("ksm", "--memory")
+    assert stats["memory.ksm.backend.0.scope"] == "vm"
+
+
 def test_plain_domains_have_no_ksm_stats(host: Daemon, tmp_path: Path) -> None:
     guest = Guest("plain", tmp_path / "serial")
     host.virsh("create", "--paused", write(tmp_path / "a.xml", guest))

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""scripts/virt-ksm: all three ways, there and back."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import lv_host
+import pytest
+from lv_guest import QEMU, TOP, Guest
+from lv_host import Daemon
+
+NUMA = "<cpu><numa><cell id='0' cpus='0' memory='128' unit='MiB'/></numa></cpu>"
+SLOTS = "<maxMemory slots='4' unit='MiB'>1024</maxMemory>"
+DIMM = """<memory model='dimm'>
+  <target><size unit='MiB'>128</size><node>0</node></target></memory>"""
+
+
+@pytest.fixture(scope="module")
+def unpatched() -> Iterator[Daemon]:
+    lv_host.ensure_packages()
+    with lv_host.daemons(lv_host.debian(), 1) as (daemon,):
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def patched() -> Iterator[Daemon]:
+    lv_host.ensure_packages()
+    with lv_host.daemons(lv_host.patched(), 1) as (daemon,):
+        yield daemon
+
+
+@pytest.fixture
+def host(unpatched: Daemon) -> Iterator[Daemon]:
+    yield unpatched
+    unpatched.undefine_all()
+
+
+def virt_ksm(host: Daemon, *words: str | Path, code: int = 0) -> str:
+    done = subprocess.run(
+        [TOP / "scripts" / "virt-ksm", "--connect", host.uri, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=lv_host.VIRSH_SECONDS,
+        env={**os.environ, "LC_ALL": "C"},
+    )
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+def define(host: Daemon, place: Path, guest: Guest) -> str:
+    xml = place / "define.xml"
+    xml.write_text(guest.xml())
+    host.virsh("define", xml)
+    return host.virsh("dumpxml", "--inactive", guest.name)
+
+
+def backends(host: Daemon, guest: Guest) -> set[str]:
+    host.virsh("start", guest.name)
+    guest.wait_turns(1)
+    stats = host.qmp(guest.name, "query-ksm-stats")
+    return {backend["id"] for backend in stats["backends"]}
+
+
+def test_commandline_there_and_back(host: Daemon, tmp_path: Path) -> None:
+    guest = Guest("d", tmp_path / "serial")
+    before = define(host, tmp_path, guest)
+    assert "configured: no" in virt_ksm(host, "status", "d")
+    out = virt_ksm(host, "enable", "d", "--scope", "vm", "--max-cpu", "20")
+    assert "+    <qemu:arg value=" in out
+    assert f"size={128 << 20},scope=vm,max-cpu=20" in out
+    assert backends(host, guest) == {"ksm0"}
+    out = virt_ksm(host, "status", "d")
+    assert "configured: yes (commandline)" in out
+    assert "ksm0: scope vm" in out and "128 MiB" in out
+    assert "next start" in virt_ksm(host, "disable", "d")
+    host.virsh("destroy", "d")
+    assert host.virsh("dumpxml", "--inactive", "d") == before
+    assert "has changed nothing" in virt_ksm(host, "disable", "d")
+
+
+def test_arguments_of_the_user_stay(host: Daemon, tmp_path: Path) -> None:
+    guest = Guest("d", tmp_path / "serial", arguments=("-machine", "hpet=off"))
+    before = define(host, tmp_path, guest)
+    virt_ksm(host, "enable", "d")
+    assert "hpet=off" in host.virsh("dumpxml", "--inactive", "d")
+    virt_ksm(host, "disable", "d")
+    assert host.virsh("dumpxml", "--inactive", "d") == before
+
+
+def test_dry_run_changes_nothing(host: Daemon, tmp_path: Path) -> None:
+    before = define(host, tmp_path, Guest("d", tmp_path / "serial"))
+    assert "nothing was changed" in virt_ksm(host, "enable", "d", "--dry-run")
+    assert host.virsh("dumpxml", "--inactive", "d") == before
+
+
+def test_size_is_kept_consistent(host: Daemon, tmp_path: Path) -> None:
+    guest = Guest("d", tmp_path / "serial")
+    define(host, tmp_path, guest)
+    virt_ksm(host, "enable", "d")
+    text = host.virsh("dumpxml", "--inactive", "d")
+    changed = tmp_path / "changed.xml"
+    changed.write_text(re.sub(r">131072<", ">163840<", text))
+    host.virsh("define", changed)
+    assert "size does not match <memory>" in virt_ksm(host, "status", "d")
+    assert f"size={160 << 20}" in virt_ksm(host, "enable", "d")
+    assert "warning" not in virt_ksm(host, "status", "d")
+    # NUMA cells that came later: the other way is taken, or it is refused
+    text = host.virsh("dumpxml", "--inactive", "d")
+    numa = NUMA.replace("128", "160")
+    changed.write_text(text.replace("  <devices>", f"  {numa}\n  <devices>", 1))
+    host.virsh("define", changed)
+    assert "NUMA cells or memory modules have been added" in virt_ksm(
+        host, "status", "d"
+    )
+    out = virt_ksm(host, "enable", "d", "--method", "commandline", code=1)
+    assert "use --method wrapper" in out
+    virt_ksm(host, "enable", "d", "--wrapper-dir", tmp_path / "wrapper")
+    assert "yes (wrapper)" in virt_ksm(host, "status", "d")
+
+
+def test_wrapper_for_numa_and_dimms(host: Daemon, tmp_path: Path) -> None:
+    guest = Guest("d", tmp_path / "serial", memory_mib=256, cpu=NUMA, extra=SLOTS)
+    guest.devices = DIMM
+    before = define(host, tmp_path, guest)
+    directory = tmp_path / "wrapper"
+    words = ("enable", "d", "--wrapper-dir", directory)
+    words += ("--scope", "vm", "--target-scan-time", "100")
+    out = virt_ksm(host, *words)
+    assert f"+    <emulator>{directory}/{QEMU.name}</emulator>" in out
+    assert "plugged in while the domain runs will not be merged" in out
+    assert backends(host, guest) == {"ram-node0", "memdimm0"}
+    # the settings arrive, and the ids are libvirt's own
+    value = host.qmp(
+        "d", "qom-get", path="/objects/memdimm0", property="target-scan-time"
+    )
+    assert value == 100
+    host.virsh("destroy", "d")
+    virt_ksm(host, "disable", "d")
+    assert host.virsh("dumpxml", "--inactive", "d") == before
+
+
+def test_another_emulator_and_back(host: Daemon, tmp_path: Path) -> None:
+    link = tmp_path / "my-qemu"
+    link.symlink_to(QEMU)
+    before = define(host, tmp_path, Guest("d", tmp_path / "serial"))
+    virt_ksm(host, "enable", "d", "--emulator", link)
+    assert f"<emulator>{link}</emulator>" in host.virsh("dumpxml", "--inactive", "d")
+    virt_ksm(host, "disable", "d")
+    assert host.virsh("dumpxml", "--inactive", "d") == before
+
+
+@pytest.mark.parametrize("backing", ["", "<source type='anonymous'/>"])
+def test_native_there_and_back(patched: Daemon, tmp_path: Path, backing: str) -> None:
+    guest = Guest("d", tmp_path / "serial", backing=backing)
+    before = define(patched, tmp_path, guest)
+    try:
+        out = virt_ksm(patched, "enable", "d", "--scope", "zero")
+        assert '<source type="ksm"/>' in out
+        assert backends(patched, guest) == {"pc.ram"}
+        assert "configured: yes (native)" in virt_ksm(patched, "status", "d")
+        patched.virsh("destroy", "d")
+        virt_ksm(patched, "disable", "d")
+        assert patched.virsh("dumpxml", "--inactive", "d") == before
+    finally:
+        patched.undefine_all()
+
+
+def test_native_needs_a_libvirt_that_knows_it(host: Daemon, tmp_path: Path) -> None:
+    define(host, tmp_path, Guest("d", tmp_path / "serial"))
+    out = virt_ksm(host, "enable", "d", "--method", "native", code=3)
+    assert "does not know <source type='ksm'/>" in out
+
+
+@pytest.mark.parametrize(
+    ("backing", "message"),
+    [
+        ("<nosharepages/>", "asks for the opposite"),
+        ("<hugepages/>", "hugetlbfs"),
+        ("<locked/>", "locked memory"),
+        ("<access mode='shared'/>", "shared memory cannot be merged"),
+        ("<source type='memfd'/>", "only anonymous memory"),
+    ],
+)
+def test_refused(host: Daemon, tmp_path: Path, backing: str, message: str) -> None:
+    before = define(host, tmp_path, Guest("d", tmp_path / "serial", backing=backing))
+    assert message in virt_ksm(host, "enable", "d", code=1)
+    assert host.virsh("dumpxml", "--inactive", "d") == before
+
+
+def test_bad_words(host: Daemon, tmp_path: Path) -> None:
+    define(host, tmp_path, Guest("d", tmp_path / "serial"))
+    assert "no domain 'e'" in virt_ksm(host, "enable", "e", code=1)
+    for words in (
+        ("--max-cpu", "0"),
+        ("--max-cpu", "lots"),
+        ("--scope", "world"),
+        ("--scope", "group"),
+        ("--group", "a"),
+        ("--max-cpu", "10"),  # needs a scope of ours
+        ("--scope", "vm", "--max-cpu", "0"),
+        ("--target-scan-time", "-1"),
+        ("--speed", "1"),
+    ):
+        virt_ksm(host, "enable", "d", *words, code=2)
+    out = virt_ksm(host, "enable", "d", "--emulator", "/bin/true", code=3)
+    assert "has no memory-backend-ksm" in out
+    guest = Guest("t", tmp_path / "serial")
+    xml = tmp_path / "transient.xml"
+    xml.write_text(guest.xml())
+    host.virsh("create", "--paused", xml)
+    assert "is transient" in virt_ksm(host, "enable", "t", code=1)
