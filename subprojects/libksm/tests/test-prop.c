@@ -312,7 +312,8 @@ static void op_copy(uint64_t *seed, size_t page, size_t n)
 
 static void check_result(int result, const char *what)
 {
-    if (result && result != -ENOMEM && result != -EAGAIN) {
+    /* a device may be busy just then: called again */
+    if (result && result != -ENOMEM && result != -EBUSY) {
         printf("Bail out! %s: %s; seed %" PRIu64 "\n", what,
                strerror(-result), T.seed);
         fflush(stdout);
@@ -533,11 +534,11 @@ static void area_remove(Area *a, KsmRemove how)
 
     for (int i = 0; result && i < 1000; i++) {
         result = ksm_region_remove(a->region, how);
+        check_result(result, "ksm_region_remove");
         if (result) {
             usleep(1000);
         }
     }
-    check_result(result, "ksm_region_remove");
     g_assert(!result);
     a->region = NULL;
 }

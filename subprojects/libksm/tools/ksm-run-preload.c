@@ -282,7 +282,7 @@ static void range_remove(size_t i, KsmRemove how)
 {
     if (R.ranges[i].region && !in_child()) {
         while (ksm_region_remove(R.ranges[i].region, how)) {
-            /* out of memory to unmerge into: there is no other way on */
+            /* out of memory to unmerge into: no other way to go on */
             g_usleep(10000);
         }
     }
@@ -299,7 +299,7 @@ typedef struct Rest {
 /* Takes all ranges that touch [@addr, @addr + @len) from the engine. */
 static Rest take_out(char *addr, size_t len, KsmRemove how)
 {
-    Rest rest = { { NULL } };
+    Rest rest = { { NULL }, { 0 } };
     size_t i;
 
     while (i = range_find(addr), i < R.n && R.ranges[i].start < addr + len) {
@@ -356,7 +356,7 @@ static bool candidate(size_t len, int prot, int flags)
 
 void *mmap(void *addr, size_t len, int prot, int flags, int fd, off_t offset)
 {
-    Rest rest = { { NULL } };
+    Rest rest = { { NULL }, { 0 } };
     void *p;
 
     if (inside) {
@@ -401,7 +401,7 @@ int munmap(void *addr, size_t len)
 void *mremap(void *old, size_t old_len, size_t len, int flags, ...)
 {
     bool ours;
-    Rest rest, target = { { NULL } };
+    Rest rest, target = { { NULL }, { 0 } };
     void *to = NULL, *p;
     va_list ap;
 
