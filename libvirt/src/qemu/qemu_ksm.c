@@ -84,6 +84,17 @@ qemuKsmValidateDomain(const virDomainDef *def,
                          "memory-backend-ksm, which this one has not"));
         return -1;
     }
+    if (virDomainNumaGetNodeCount(def->numa) == 0 &&
+        !virQEMUCapsGetMachineDefaultRAMid(qemuCaps, def->virtType,
+                                           def->os.machine)) {
+        /* the memory would silently be plain */
+        virReportError(VIR_ERR_CONFIG_UNSUPPORTED,
+                       _("memory source 'ksm' needs NUMA cells with machine "
+                         "type '%s' of this QEMU, whose memory is not "
+                         "an object otherwise"),
+                       def->os.machine);
+        return -1;
+    }
     if (def->mem.nosharepages) {
         return qemuKsmRefuse("<nosharepages/>",
                              _("it asks for the opposite"));

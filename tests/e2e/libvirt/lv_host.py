@@ -63,7 +63,7 @@ class Libvirt:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def patched(name: str = "libvirt") -> Libvirt:
+def patched(name: str = os.environ.get("LIBVIRT_BUILD", "libvirt")) -> Libvirt:
     """What scripts/build-libvirt made; it finds its modules by its own path."""
     build = TOP / "build" / name
     return Libvirt(build / "tools" / "virsh", build / "src" / "libvirtd")
