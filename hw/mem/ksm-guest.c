@@ -24,6 +24,7 @@
 #include "qapi/error.h"
 #include "qapi/qapi-events-ksm.h"
 #include "qemu/atomic.h"
+#include "qemu/cutils.h"
 #include "qemu/error-report.h"
 #include "qemu/lockable.h"
 #include "qemu/main-loop.h"
@@ -370,7 +371,8 @@ void ksm_guests_make_room(void)
     int ret;
 
     QLIST_FOREACH(guest, &guests, next) {
-        if (!guest->region) {
+        /* discards: see ksm_guest_unmerge() */
+        if (!guest->region || ram_block_discard_is_disabled()) {
             continue;
         }
         qatomic_set(&guest->held, true);
@@ -411,6 +413,48 @@ static void guests_init(void)
         ram_block_notifier_add(&notifier);
         ever_ran = runstate_is_running();
     }
+}
+
+bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
+                       Error **errp)
+{
+    int ret;
+
+    if ((offset | size) % KSM_PAGE_SIZE) {
+        error_setg(errp, "offset and size must be multiples of %u",
+                   KSM_PAGE_SIZE);
+        return false;
+    }
+    if (offset > guest->size || size > guest->size - offset) {
+        g_autofree char *all = size_to_str(guest->size);
+
+        error_setg(errp, "the memory of %s ends at %s", guest->id, all);
+        return false;
+    }
+    if (guest->backend->tuning.run) {
+        error_setg(errp, "the property 'run' of %s must be off, or its memory "
+                   "would be merged again", guest->id);
+        return false;
+    }
+    /*
+     * A device has been told where RAM is (VFIO): pages it writes to have
+     * memory of their own already, and must not be moved to another.
+     */
+    if (ram_block_discard_is_disabled()) {
+        error_setg(errp, "cannot unmerge while a device has the memory "
+                   "mapped");
+        return false;
+    }
+    if (!guest->region) {
+        return true;
+    }
+    ret = ksm_unmerge(guest->region, offset, size);
+    trace_ksm_unmerge(guest->id, offset, size, ret);
+    if (ret < 0) {
+        error_setg_errno(errp, -ret, "not all could be unmerged");
+        return false;
+    }
+    return true;
 }
 
 bool ksm_guest_discard(KsmGuest *guest, uint64_t start, size_t length,

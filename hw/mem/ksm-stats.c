@@ -12,6 +12,7 @@
 #include "hw/mem/ksm.h"
 #include "ksm-guest.h"
 #include "ksm-kernel.h"
+#include "qapi/error.h"
 #include "qapi/qapi-commands-ksm.h"
 #include "qapi/util.h"
 #include "qom/object_interfaces.h"
@@ -234,14 +235,42 @@ static MemoryKsmStall *engine_stall(const KsmStats *engine)
         (to)->member = (from)->member;          \
     } while (0)
 
+/*
+ * All backends share one engine.  What only the engine as a whole knows is
+ * divided among them: the pages of the pool by who uses how many, memory by
+ * size.
+ */
+static void engine_backend_saved(const KsmGuestInfo *info,
+                                 MemoryKsmBackendStats *stats)
+{
+    const KsmStats *region = &info->region;
+    const KsmStats *engine = &info->engine;
+    uint64_t users = engine->pages_shared + engine->pages_sharing;
+
+    stats->has_pages_merged = true;
+    stats->pages_merged = region->pages_sharing;
+    stats->has_pages_shared = true;
+    stats->pages_shared = users ? (double)engine->pages_shared *
+                                  stats->pages_merged / users + 0.5 : 0;
+    stats->has_pages_sharing = true;
+    stats->pages_sharing = stats->pages_merged - stats->pages_shared;
+    stats->has_metadata = true;
+    stats->metadata = (double)engine->metadata * region->pages_total /
+                      engine->pages_total;
+    stats->has_page_tables = true;
+    stats->page_tables = region->page_tables;
+    stats->has_profit = true;
+    stats->profit = (int64_t)(stats->pages_sharing + region->zero_pages) *
+                    KSM_PAGE_SIZE - stats->metadata - stats->page_tables;
+}
+
 static void engine_backend_counts(const KsmGuestInfo *info,
                                   MemoryKsmBackendStats *stats)
 {
     const KsmStats *region = &info->region;
     const KsmStats *engine = &info->engine;
 
-    COPY(stats, region, pages_shared);
-    COPY(stats, region, pages_sharing);
+    engine_backend_saved(info, stats);
     COPY(stats, region, pages_unshared);
     COPY(stats, region, pages_volatile);
     COPY(stats, region, zero_pages);
@@ -252,14 +281,11 @@ static void engine_backend_counts(const KsmGuestInfo *info,
     COPY(stats, region, cow_broken);
     COPY(stats, region, free_hinted);
     COPY(stats, region, lazy_free);
-    /* what only the engine as a whole knows */
+    /* of the engine as a whole */
     COPY(stats, engine, pages_scanned);
     COPY(stats, engine, pages_skipped);
     COPY(stats, engine, full_scans);
     COPY(stats, engine, huge_split);
-    COPY(stats, engine, metadata);
-    COPY(stats, engine, page_tables);
-    COPY(stats, engine, profit);
     COPY(stats, engine, scan_time);
     COPY(stats, engine, merge_time);
     stats->stall = engine_stall(engine);
@@ -344,4 +370,25 @@ MemoryKsmStats *qmp_query_ksm_stats(Error **errp)
         QAPI_LIST_APPEND(tail, backend_stats(ksm, &input, &ranges[i]));
     }
     return stats;
+}
+
+void qmp_ksm_unmerge(const char *id, bool has_offset, uint64_t offset,
+                     bool has_size, uint64_t size, Error **errp)
+{
+    Object *obj = object_resolve_path_component(object_get_objects_root(), id);
+    HostMemoryBackendKsm *ksm;
+
+    if (!obj || !object_dynamic_cast(obj, TYPE_MEMORY_BACKEND_KSM) ||
+        !MEMORY_BACKEND_KSM(obj)->guest) {
+        error_setg(errp, "there is no " TYPE_MEMORY_BACKEND_KSM
+                   " with the id '%s'", id);
+        return;
+    }
+    ksm = MEMORY_BACKEND_KSM(obj);
+    offset = has_offset ? offset : 0;
+    if (!has_size) {
+        size = MEMORY_BACKEND(ksm)->size - MIN(offset,
+                                               MEMORY_BACKEND(ksm)->size);
+    }
+    ksm_guest_unmerge(ksm->guest, offset, size, errp);
 }

@@ -54,6 +54,15 @@ void ksm_guest_free(KsmGuest *guest);
 bool ksm_guest_tune(KsmGuest *guest, Error **errp);
 
 /**
+ * ksm_guest_unmerge: gives a range of the RAM memory of its own again, with
+ * its content.  The backend's property "run" must be off.
+ *
+ * Return: true, or false with @errp set; then part of it may be unmerged.
+ */
+bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
+                       Error **errp);
+
+/**
  * ksm_guest_refused: errno of the kernel's refusal to mark the memory as
  * mergeable, 0 if there was none.
  */

@@ -1,0 +1,761 @@
+/*
+ * Tests of memory-backend-ksm with scope=zero and scope=vm: guest RAM that
+ * QEMU merges itself
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The test program is the guest: it writes RAM, waits until that is merged,
+ * and reads it back after whatever may come in between.  Nothing here
+ * measures time; what has to happen is waited for, as long as it takes.
+ */
+
+#include "qemu/osdep.h"
+#include "qapi/error.h"
+#include "qemu/bswap.h"
+#include "qobject/qdict.h"
+#include "qobject/qjson.h"
+#include "qobject/qlist.h"
+#include "ksm-helpers.h"
+#include "libqos/malloc-pc.h"
+#include "libqos/pci-pc.h"
+#include "libqos/virtio.h"
+#include "libqos/virtio-pci.h"
+#include "standard-headers/linux/virtio_balloon.h"
+#include "standard-headers/linux/virtio_blk.h"
+
+#define MIB (1u << 20)
+#define PAGE 4096u
+#define RAM_MIB 64
+#define BACKEND "memory-backend-ksm,scope=vm,max-cpu=100"
+#define RAM "-machine pc,memory-backend=ram0 -m 64M -nodefaults " \
+            "-object " BACKEND ",id=ram0,size=64M"
+
+/* Where the two copies are that the tests make; of this size. */
+#define FIRST (16 * MIB)
+#define SECOND (32 * MIB)
+#define COPY (4 * MIB)
+
+#define WAIT_S 120
+
+static bool can_run(void)
+{
+    g_autoptr(KsmRun) run = ksm_run("-object " BACKEND ",id=r,size=4M", NULL);
+
+    if (strstr(run->err, "cannot be used")) {
+        g_test_skip(run->err);
+        return false;
+    }
+    return true;
+}
+
+static uint64_t stat_get(QTestState *qts, const char *id, const char *name)
+{
+    QDict *stats = ksm_stats(qts);
+    uint64_t value = qdict_get_try_int(ksm_stats_backend(stats, id), name, 0);
+
+    qobject_unref(stats);
+    return value;
+}
+
+/*
+ * Makes the engine begin a pass: an idle one rests for up to ten seconds,
+ * and there is not always time for that.
+ */
+static void engine_kick(QTestState *qts, const char *id)
+{
+    ksm_qom_set(qts, id, "max-cpu", "100");
+}
+
+static void stat_wait(QTestState *qts, const char *id, const char *name,
+                      uint64_t least)
+{
+    for (int i = 0; i < WAIT_S * 20; i++) {
+        if (stat_get(qts, id, name) >= least) {
+            return;
+        }
+        if (i % 10 == 9) {
+            engine_kick(qts, id);
+        }
+        g_usleep(50000);
+    }
+    g_test_message("%s", qtest_hmp(qts, "info ksm"));
+    g_error("%s of %s does not reach %" PRIu64, name, id, least);
+}
+
+/* So many passes begin and end. */
+static void passes_wait(QTestState *qts, const char *id, unsigned passes)
+{
+    for (; passes; passes--) {
+        uint64_t before = stat_get(qts, id, "full-scans");
+
+        /* the first may have been going on already */
+        engine_kick(qts, id);
+        stat_wait(qts, id, "full-scans", before + 2);
+    }
+}
+
+static bool state_is(QTestState *qts, const char *id, const char *state)
+{
+    QDict *stats = ksm_stats(qts);
+    bool is = g_str_equal(qdict_get_str(ksm_stats_backend(stats, id),
+                                        "state"), state);
+
+    qobject_unref(stats);
+    return is;
+}
+
+/* A reason of the kind "inhibited" (or another) with that in its text. */
+static bool has_reason(QTestState *qts, const char *kind, const char *part)
+{
+    QDict *stats = ksm_stats(qts);
+    const char *text = ksm_reason(ksm_stats_backend(stats, "ram0"), kind);
+    bool has = text && strstr(text, part);
+
+    qobject_unref(stats);
+    return has;
+}
+
+static uint8_t *random_copy(uint32_t seed)
+{
+    g_autoptr(GRand) random = g_rand_new_with_seed(seed);
+    uint32_t *data = g_new(uint32_t, COPY / sizeof(*data));
+
+    for (size_t i = 0; i < COPY / sizeof(*data); i++) {
+        data[i] = g_rand_int(random);
+    }
+    return (uint8_t *)data;
+}
+
+static void assert_memory(QTestState *qts, uint64_t addr, const void *data,
+                          size_t size)
+{
+    g_autofree uint8_t *now = g_malloc(size);
+
+    qtest_bufread(qts, addr, now, size);
+    g_assert_true(memcmp(now, data, size) == 0);
+}
+
+static void copies_write(QTestState *qts, const uint8_t *data)
+{
+    qtest_bufwrite(qts, FIRST, data, COPY);
+    qtest_bufwrite(qts, SECOND, data, COPY);
+}
+
+static void copies_assert(QTestState *qts, const uint8_t *data)
+{
+    assert_memory(qts, FIRST, data, COPY);
+    assert_memory(qts, SECOND, data, COPY);
+}
+
+/* All of both copies is merged; what is saved is one of them. */
+static void copies_wait(QTestState *qts)
+{
+    stat_wait(qts, "ram0", "pages-merged", 2 * COPY / PAGE);
+}
+
+static void test_merge(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    g_autofree uint8_t *other = random_copy(2);
+    QTestState *qts;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM);
+    copies_write(qts, data);
+    copies_wait(qts);
+    g_assert_cmpuint(stat_get(qts, "ram0", "pages-sharing"), ==, COPY / PAGE);
+    g_assert_cmpuint(stat_get(qts, "ram0", "pages-shared"), ==, COPY / PAGE);
+    g_assert_cmpuint(stat_get(qts, "ram0", "merged-runs"), >, 0);
+    copies_assert(qts, data);
+
+    /* a write is seen in one copy only */
+    for (unsigned page = 0; page < COPY / PAGE; page += 3) {
+        qtest_bufwrite(qts, SECOND + page * PAGE + page, other, 1 + page % 9);
+    }
+    assert_memory(qts, FIRST, data, COPY);
+    passes_wait(qts, "ram0", 3);
+    assert_memory(qts, FIRST, data, COPY);
+    for (unsigned page = 0; page < COPY / PAGE; page += 3) {
+        memcpy(data + page * PAGE + page, other, 1 + page % 9);
+    }
+    assert_memory(qts, SECOND, data, COPY);
+    g_assert_cmpuint(stat_get(qts, "ram0", "cow-broken"), >, 0);
+    qtest_quit(qts);
+}
+
+static void test_zero(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    g_autofree uint8_t *zeroes = g_malloc0(COPY);
+    QTestState *qts;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init("-machine pc,memory-backend=ram0 -m 64M -nodefaults "
+                     "-object memory-backend-ksm,scope=zero,max-cpu=100,"
+                     "id=ram0,size=64M");
+    copies_write(qts, data);
+    qtest_bufwrite(qts, 48 * MIB, zeroes, COPY);
+    stat_wait(qts, "ram0", "zero-pages", COPY / PAGE);
+    passes_wait(qts, "ram0", 3);
+    g_assert_cmpuint(stat_get(qts, "ram0", "pages-merged"), ==, 0);
+    copies_assert(qts, data);
+    assert_memory(qts, 48 * MIB, zeroes, COPY);
+    qtest_quit(qts);
+}
+
+static void test_pattern(void)
+{
+    g_autofree uint8_t *data = g_malloc(8 * MIB);
+    QTestState *qts;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM);
+    memset(data, 0xcc, 8 * MIB);
+    qtest_memset(qts, FIRST, 0xcc, 8 * MIB);
+    stat_wait(qts, "ram0", "pages-merged", 8 * MIB / PAGE);
+    assert_memory(qts, FIRST, data, 8 * MIB);
+    qtest_quit(qts);
+}
+
+static void test_run_off(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    QTestState *qts;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM ",run=off");
+    copies_write(qts, data);
+    g_assert_true(state_is(qts, "ram0", "off"));
+    g_assert_true(has_reason(qts, "run-off", "'run' is off"));
+    ksm_qom_set(qts, "ram0", "max-cpu", "100");
+    ksm_qom_set(qts, "ram0", "target-scan-time", "0");
+    ksm_qom_set(qts, "ram0", "smart-scan", "false");
+    g_assert_cmpuint(stat_get(qts, "ram0", "pages-merged"), ==, 0);
+    ksm_qom_set(qts, "ram0", "run", "true");
+    copies_wait(qts);
+    g_assert_false(state_is(qts, "ram0", "off"));
+
+    /* what is merged stays merged, until it is unmerged */
+    ksm_qom_set(qts, "ram0", "run", "false");
+    g_assert_true(state_is(qts, "ram0", "off"));
+    g_assert_cmpuint(stat_get(qts, "ram0", "pages-merged"), ==,
+                     2 * COPY / PAGE);
+    copies_assert(qts, data);
+    qtest_quit(qts);
+}
+
+static char *unmerge(QTestState *qts, const char *arguments)
+{
+    QDict *response = qtest_qmp(qts, "{'execute': 'ksm-unmerge', "
+                                "'arguments': %p}",
+                                qobject_from_json(arguments, &error_abort));
+    QDict *error = qdict_get_qdict(response, "error");
+    char *text = error ? g_strdup(qdict_get_str(error, "desc")) : NULL;
+
+    qobject_unref(response);
+    return text;
+}
+
+static void test_unmerge(void)
+{
+    static const char *const wrong[][2] = {
+        { "{'id': 'nobody'}", "nobody" },
+        { "{'id': 'ram0', 'offset': 1}", "multiples of 4096" },
+        { "{'id': 'ram0', 'offset': 67108864, 'size': 4096}", "64 MiB" },
+        { "{'id': 'ram0', 'offset': 4096, 'size': 67108864}", "64 MiB" },
+    };
+    g_autofree uint8_t *data = random_copy(1);
+    g_autofree char *running = NULL;
+    QTestState *qts;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM);
+    copies_write(qts, data);
+    copies_wait(qts);
+    running = unmerge(qts, "{'id': 'ram0'}");
+    g_assert_nonnull(strstr(running, "'run'"));
+    ksm_qom_set(qts, "ram0", "run", "false");
+    for (int i = 0; i < ARRAY_SIZE(wrong); i++) {
+        g_autofree char *text = unmerge(qts, wrong[i][0]);
+
+        g_assert_nonnull(strstr(text, wrong[i][1]));
+    }
+    g_assert_null(unmerge(qts, "{'id': 'ram0', 'offset': 16777216, "
+                          "'size': 2097152}"));
+    g_assert_cmpuint(stat_get(qts, "ram0", "pages-merged"), ==,
+                     (2 * COPY - 2 * MIB) / PAGE);
+    g_assert_null(unmerge(qts, "{'id': 'ram0'}"));
+    g_assert_cmpuint(stat_get(qts, "ram0", "pages-merged"), ==, 0);
+    g_assert_cmpuint(stat_get(qts, "ram0", "merged-runs"), ==, 0);
+    copies_assert(qts, data);
+    ksm_qom_set(qts, "ram0", "run", "true");
+    copies_wait(qts);
+    copies_assert(qts, data);
+    qtest_quit(qts);
+}
+
+/* --- unplugging --- */
+
+#define DIMM_ADDR (4096ull * MIB)
+
+static void dimm_plug(QTestState *qts)
+{
+    qtest_qmp_assert_success(
+        qts, "{'execute': 'object-add', 'arguments': {'qom-type': "
+        "'memory-backend-ksm', 'id': 'mem1', 'scope': 'vm', "
+        "'max-cpu': 100, 'size': %d}}", 16 * MIB);
+    qtest_qmp_assert_success(
+        qts, "{'execute': 'device_add', 'arguments': {'driver': 'pc-dimm', "
+        "'id': 'dimm1', 'memdev': 'mem1', 'addr': %" PRIu64 "}}",
+        (uint64_t)DIMM_ADDR);
+}
+
+/* Ejects it as the guest's ACPI code does. */
+static void dimm_unplug(QTestState *qts)
+{
+    qtest_qmp_device_del_send(qts, "dimm1");
+    qtest_outl(qts, 0xa00, 0);
+    qtest_outb(qts, 0xa14, 8);
+    qtest_qmp_eventwait(qts, "DEVICE_DELETED");
+    qtest_qmp_assert_success(qts, "{'execute': 'object-del', "
+                             "'arguments': {'id': 'mem1'}}");
+}
+
+static void test_dimm(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    g_autofree uint8_t *other = random_copy(2);
+    QTestState *qts;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init("-machine pc,memory-backend=ram0 "
+                     "-m 64M,slots=2,maxmem=8G -nodefaults "
+                     "-object " BACKEND ",id=ram0,size=64M");
+    qtest_bufwrite(qts, FIRST, data, COPY);
+    for (int i = 0; i < 3; i++) {
+        dimm_plug(qts);
+        qtest_bufwrite(qts, DIMM_ADDR, data, COPY);
+        stat_wait(qts, "mem1", "pages-merged", COPY / PAGE);
+        stat_wait(qts, "ram0", "pages-merged", COPY / PAGE);
+        assert_memory(qts, DIMM_ADDR, data, COPY);
+        /* also unplugged in the middle of being merged */
+        if (i == 2) {
+            qtest_bufwrite(qts, DIMM_ADDR + COPY, other, COPY);
+            qtest_bufwrite(qts, SECOND, other, COPY);
+        }
+        dimm_unplug(qts);
+        assert_memory(qts, FIRST, data, COPY);
+    }
+    assert_memory(qts, SECOND, other, COPY);
+    qtest_quit(qts);
+}
+
+/* --- devices --- */
+
+typedef struct Device {
+    QPCIBus *bus;
+    QGuestAllocator alloc;
+    QVirtioPCIDevice *pci;
+    QVirtioDevice *dev;
+    QVirtQueue *queue;
+} Device;
+
+/* The virtio device in slot 4, and its first queue. */
+static void device_start(Device *d, QTestState *qts)
+{
+    QPCIAddress addr = { .devfn = QPCI_DEVFN(4, 0) };
+    uint64_t features;
+
+    pc_alloc_init(&d->alloc, qts, ALLOC_NO_FLAGS);
+    d->bus = qpci_new_pc(qts, NULL);
+    d->pci = virtio_pci_new(d->bus, &addr);
+    g_assert_nonnull(d->pci);
+    d->dev = &d->pci->vdev;
+    qvirtio_pci_device_enable(d->pci);
+    qvirtio_start_device(d->dev);
+    features = qvirtio_get_features(d->dev);
+    features &= ~(QVIRTIO_F_BAD_FEATURE | (1ull << VIRTIO_RING_F_EVENT_IDX) |
+                  (1ull << VIRTIO_RING_F_INDIRECT_DESC) |
+                  (1ull << VIRTIO_BLK_F_SCSI));
+    qvirtio_set_features(d->dev, features);
+    d->queue = qvirtqueue_setup(d->dev, &d->alloc, 0);
+    qvirtio_set_driver_ok(d->dev);
+}
+
+static void device_stop(Device *d)
+{
+    qvirtqueue_cleanup(d->dev->bus, d->queue, &d->alloc);
+    qvirtio_pci_device_disable(d->pci);
+    qos_object_destroy(&d->pci->obj);
+    qpci_free_pc(d->bus);
+    alloc_destroy(&d->alloc);
+}
+
+/* What the balloon takes is zeroes when it comes back, in any state. */
+static void test_discard(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    g_autofree uint8_t *zeroes = g_malloc0(COPY);
+    uint32_t pfns[256], head;
+    QTestState *qts;
+    Device d;
+    uint64_t addr;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM ",free-policy=eager "
+                     "-device virtio-balloon-pci,addr=4");
+    copies_write(qts, data);
+    copies_wait(qts);
+    device_start(&d, qts);
+    addr = guest_alloc(&d.alloc, sizeof(pfns));
+    g_assert_true(addr + sizeof(pfns) < FIRST || addr > SECOND + COPY);
+    for (int i = 0; i < ARRAY_SIZE(pfns); i++) {
+        /* merged pages, and in between some that were written */
+        pfns[i] = cpu_to_le32(SECOND / PAGE + 2 * i);
+        if (i % 5 == 0) {
+            qtest_writeb(qts, SECOND + 2 * i * PAGE, 1);
+        }
+    }
+    qtest_bufwrite(qts, addr, pfns, sizeof(pfns));
+    head = qvirtqueue_add(qts, d.queue, addr, sizeof(pfns), false, false);
+    qvirtqueue_kick(qts, d.dev, d.queue, head);
+    qvirtio_wait_used_elem(qts, d.dev, d.queue, head, NULL,
+                           WAIT_S * 1000000);
+    for (int i = 0; i < ARRAY_SIZE(pfns); i++) {
+        memset(data + 2 * i * PAGE, 0, PAGE);
+    }
+    assert_memory(qts, SECOND, data, COPY);
+    passes_wait(qts, "ram0", 3);
+    assert_memory(qts, SECOND, data, COPY);
+    device_stop(&d);
+    qtest_quit(qts);
+}
+
+/*
+ * A read request that takes its time: QEMU has given the address of guest
+ * RAM away.  Where it points to must not be merged meanwhile.
+ */
+static void test_busy(void)
+{
+    struct virtio_blk_outhdr header = { .type = cpu_to_le32(VIRTIO_BLK_T_IN) };
+    g_autofree uint8_t *data = random_copy(1);
+    uint64_t addr, buffer = FIRST + MIB;
+    QTestState *qts;
+    uint32_t head;
+    Device d;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM ",run=off -blockdev null-co,node-name=slow,"
+                     "size=1048576,read-zeroes=on,latency-ns=6000000000 "
+                     "-device virtio-blk-pci,addr=4,drive=slow");
+    device_start(&d, qts);
+    addr = guest_alloc(&d.alloc, PAGE);
+    qtest_bufwrite(qts, addr, &header, 16);
+    head = qvirtqueue_add(qts, d.queue, addr, 16, false, true);
+    qvirtqueue_add(qts, d.queue, buffer, PAGE, true, true);
+    qvirtqueue_add(qts, d.queue, addr + 16, 1, true, false);
+    qvirtqueue_kick(qts, d.dev, d.queue, head);
+    copies_write(qts, data);
+    ksm_qom_set(qts, "ram0", "run", "true");
+    stat_wait(qts, "ram0", "busy", 1);
+    qvirtio_wait_used_elem(qts, d.dev, d.queue, head, NULL,
+                           WAIT_S * 1000000);
+    copies_assert(qts, data);
+    /* then it is merged as any other */
+    copies_wait(qts);
+    copies_assert(qts, data);
+    device_stop(&d);
+    qtest_quit(qts);
+}
+
+/* --- migration and snapshots --- */
+
+static char *temporary(void)
+{
+    char *path = NULL;
+    int fd = g_file_open_tmp("ksm-vm-test-XXXXXX", &path, NULL);
+
+    g_assert_cmpint(fd, >=, 0);
+    close(fd);
+    return path;
+}
+
+static void migrate_wait(QTestState *qts, const char *status)
+{
+    for (int i = 0; i < WAIT_S * 20; i++) {
+        QDict *info = qtest_qmp_assert_success_ref(
+            qts, "{'execute': 'query-migrate'}");
+        const char *now = qdict_get_try_str(info, "status");
+        bool done = now && g_str_equal(now, status);
+
+        g_assert_true(done || !now || strcmp(now, "failed"));
+        qobject_unref(info);
+        if (done) {
+            return;
+        }
+        g_usleep(50000);
+    }
+    g_error("migration does not get to %s", status);
+}
+
+static void test_migrate(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    g_autofree char *path = temporary();
+    g_autofree char *uri = g_strdup_printf("file:%s", path);
+    QTestState *from, *to;
+
+    if (!can_run()) {
+        return;
+    }
+    from = qtest_init(RAM);
+    copies_write(from, data);
+    copies_wait(from);
+    qtest_qmp_assert_success(from, "{'execute': 'migrate-set-parameters', "
+                             "'arguments': {'max-bandwidth': 65536}}");
+    qtest_qmp_assert_success(from, "{'execute': 'migrate', 'arguments': "
+                             "{'uri': %s}}", uri);
+    while (!has_reason(from, "inhibited", "migration")) {
+        g_usleep(10000);
+    }
+    g_assert_true(state_is(from, "ram0", "inhibited"));
+    copies_assert(from, data);
+    qtest_qmp_assert_success(from, "{'execute': 'migrate-set-parameters', "
+                             "'arguments': {'max-bandwidth': 1000000000}}");
+    migrate_wait(from, "completed");
+    copies_assert(from, data);
+
+    to = qtest_initf(RAM " -incoming defer");
+    g_assert_true(has_reason(to, "inhibited", "incoming migration"));
+    qtest_qmp_assert_success(to, "{'execute': 'migrate-incoming', "
+                             "'arguments': {'uri': %s}}", uri);
+    qtest_qmp_eventwait(to, "RESUME");
+    copies_assert(to, data);
+    copies_wait(to);
+    copies_assert(to, data);
+    qtest_quit(to);
+    qtest_quit(from);
+    unlink(path);
+}
+
+/* Ends by itself; then merging goes on. */
+static void test_migrate_cancel(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    g_autofree char *path = temporary();
+    g_autofree char *uri = g_strdup_printf("file:%s", path);
+    QTestState *qts;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM);
+    passes_wait(qts, "ram0", 3);
+    qtest_qmp_assert_success(qts, "{'execute': 'migrate-set-parameters', "
+                             "'arguments': {'max-bandwidth': 4096}}");
+    qtest_qmp_assert_success(qts, "{'execute': 'migrate', 'arguments': "
+                             "{'uri': %s}}", uri);
+    while (!has_reason(qts, "inhibited", "migration")) {
+        g_usleep(10000);
+    }
+    copies_write(qts, data);
+    qtest_qmp_assert_success(qts, "{'execute': 'migrate_cancel'}");
+    migrate_wait(qts, "cancelled");
+    copies_wait(qts);
+    copies_assert(qts, data);
+    qtest_quit(qts);
+    unlink(path);
+}
+
+/* A background snapshot needs userfaultfd on the memory for itself. */
+static void test_background_snapshot(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    g_autofree char *path = temporary();
+    g_autofree char *uri = g_strdup_printf("file:%s", path);
+    QTestState *from, *to;
+
+    if (!can_run()) {
+        return;
+    }
+    from = qtest_init(RAM);
+    copies_write(from, data);
+    copies_wait(from);
+    qtest_qmp_assert_success(
+        from, "{'execute': 'migrate-set-capabilities', 'arguments': "
+        "{'capabilities': [{'capability': 'background-snapshot', "
+        "'state': true}]}}");
+    copies_wait(from);
+    qtest_qmp_assert_success(from, "{'execute': 'migrate', 'arguments': "
+                             "{'uri': %s}}", uri);
+    migrate_wait(from, "completed");
+    copies_assert(from, data);
+    copies_wait(from);
+    copies_assert(from, data);
+    qtest_quit(from);
+
+    to = qtest_initf(RAM " -incoming %s", uri);
+    qtest_qmp_eventwait(to, "RESUME");
+    copies_assert(to, data);
+    qtest_quit(to);
+    unlink(path);
+}
+
+static void job_run(QTestState *qts, const char *command)
+{
+    QDict *arguments = qdict_new();
+
+    qdict_put_str(arguments, "job-id", "job");
+    qdict_put_str(arguments, "tag", "one");
+    qdict_put_str(arguments, "vmstate", "disk");
+    qdict_put(arguments, "devices", qlist_new());
+    qlist_append_str(qdict_get_qlist(arguments, "devices"), "disk");
+    qtest_qmp_assert_success(qts, "{'execute': %s, 'arguments': %p}", command,
+                             QOBJECT(arguments));
+    for (bool done = false; !done;) {
+        QDict *event = qtest_qmp_eventwait_ref(qts, "JOB_STATUS_CHANGE");
+        QDict *info = qdict_get_qdict(event, "data");
+
+        g_assert_cmpstr(qdict_get_str(info, "status"), !=, "aborting");
+        done = g_str_equal(qdict_get_str(info, "status"), "concluded");
+        qobject_unref(event);
+    }
+    qtest_qmp_assert_success(qts, "{'execute': 'job-dismiss', "
+                             "'arguments': {'id': 'job'}}");
+}
+
+static void qcow2_create(QTestState *qts)
+{
+    qtest_qmp_assert_success(
+        qts, "{'execute': 'blockdev-create', 'arguments': {'job-id': 'new', "
+        "'options': {'driver': 'qcow2', 'file': 'file', 'size': 1048576}}}");
+    for (bool done = false; !done;) {
+        QDict *event = qtest_qmp_eventwait_ref(qts, "JOB_STATUS_CHANGE");
+
+        done = g_str_equal(qdict_get_str(qdict_get_qdict(event, "data"),
+                                         "status"), "concluded");
+        qobject_unref(event);
+    }
+    qtest_qmp_assert_success(qts, "{'execute': 'job-dismiss', "
+                             "'arguments': {'id': 'new'}}");
+    qtest_qmp_assert_success(
+        qts, "{'execute': 'blockdev-add', 'arguments': {'driver': 'qcow2', "
+        "'node-name': 'disk', 'file': 'file'}}");
+}
+
+static void test_snapshot(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    g_autofree uint8_t *other = random_copy(2);
+    g_autofree char *path = temporary();
+    QTestState *qts;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_initf(RAM " -blockdev file,node-name=file,filename=%s", path);
+    qcow2_create(qts);
+    copies_write(qts, data);
+    copies_wait(qts);
+    job_run(qts, "snapshot-save");
+    copies_assert(qts, data);
+    copies_write(qts, other);
+    passes_wait(qts, "ram0", 2);
+    copies_assert(qts, other);
+    job_run(qts, "snapshot-load");
+    copies_assert(qts, data);
+    copies_wait(qts);
+    copies_assert(qts, data);
+    qtest_quit(qts);
+    unlink(path);
+}
+
+/* --- what is refused --- */
+
+static void test_disagree(const void *opaque)
+{
+    const char *const *properties = opaque;
+    g_autofree char *args = g_strdup_printf(
+        "-object iothread,id=io -object " BACKEND ",id=a,size=4M "
+        "-object memory-backend-ksm,id=b,size=4M,%s", properties[0]);
+    g_autoptr(KsmRun) run = NULL;
+
+    if (!can_run()) {
+        return;
+    }
+    run = ksm_run(args, NULL);
+    g_test_message("%s", run->err);
+    g_assert_nonnull(strstr(run->err, properties[1]));
+}
+
+static void test_event(void)
+{
+    QTestState *qts;
+    QDict *event, *info;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM);
+    ksm_qom_set(qts, "ram0", "run", "false");
+    for (bool off = false; !off;) {
+        event = qtest_qmp_eventwait_ref(qts, "MEMORY_KSM_STATE_CHANGE");
+        info = qdict_get_qdict(event, "data");
+        g_assert_cmpstr(qdict_get_str(info, "id"), ==, "ram0");
+        off = g_str_equal(qdict_get_str(info, "state"), "off");
+        qobject_unref(event);
+    }
+    qtest_quit(qts);
+}
+
+static const char *const disagree[][2] = {
+    { "scope=zero", "property 'scope' must be the same" },
+    { "scope=vm,dirty-tracking=checksum",
+      "property 'dirty-tracking' must be the same" },
+    { "scope=vm,free-policy=eager",
+      "property 'free-policy' must be the same" },
+    { "scope=vm,iothread=io", "property 'iothread' must be the same" },
+    { "scope=host", KSM_RUN_STARTED },
+    { "scope=vm,max-cpu=1,smart-scan=off,run=off", KSM_RUN_STARTED },
+};
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    qtest_add_func("ksm-vm/merge", test_merge);
+    qtest_add_func("ksm-vm/zero", test_zero);
+    qtest_add_func("ksm-vm/pattern", test_pattern);
+    qtest_add_func("ksm-vm/run-off", test_run_off);
+    qtest_add_func("ksm-vm/unmerge", test_unmerge);
+    qtest_add_func("ksm-vm/dimm", test_dimm);
+    qtest_add_func("ksm-vm/discard", test_discard);
+    qtest_add_func("ksm-vm/busy", test_busy);
+    qtest_add_func("ksm-vm/migrate", test_migrate);
+    qtest_add_func("ksm-vm/migrate-cancel", test_migrate_cancel);
+    qtest_add_func("ksm-vm/background-snapshot", test_background_snapshot);
+    qtest_add_func("ksm-vm/snapshot", test_snapshot);
+    qtest_add_func("ksm-vm/event", test_event);
+    for (int i = 0; i < ARRAY_SIZE(disagree); i++) {
+        g_autofree char *path = g_strdup_printf("ksm-vm/agree/%s",
+                                                disagree[i][0]);
+
+        qtest_add_data_func(path, disagree[i], test_disagree);
+    }
+    return g_test_run();
+}
