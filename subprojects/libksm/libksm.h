@@ -54,8 +54,7 @@ typedef enum KsmScope {
 } KsmScope;
 
 typedef enum KsmDirtySource {
-    KSM_DIRTY_AUTO,         /* log if the region has the op, else pagemap,
-                             * else checksum */
+    KSM_DIRTY_AUTO,         /* log if there is the op, pagemap, checksum */
     KSM_DIRTY_LOG,          /* the region's dirty_sync op */
     KSM_DIRTY_PAGEMAP,      /* PAGEMAP_SCAN, async write-protect; Linux 6.7 */
     KSM_DIRTY_CHECKSUM,     /* hash and compare */
@@ -74,21 +73,23 @@ typedef struct KsmConfig {
     KsmFreePolicy free_policy;      /* KSM_FREE_AUTO */
     bool smart_scan;                /* true: skip what never matched */
     unsigned max_cpu;               /* 10: percent of one core, 1 to 100 */
-    unsigned target_scan_s;         /* 0: seconds per pass aimed at; 0: as
-                                     * fast as max_cpu allows */
-    unsigned split_min_pages;       /* 64: pages a huge page must save before
-                                     * it is broken, 1 to 512 */
+    /* 0: seconds per pass aimed at; 0: as fast as max_cpu allows */
+    unsigned target_scan_s;
+    /* 64: pages a huge page must save before it is broken, 1 to 512 */
+    unsigned split_min_pages;
     unsigned max_page_sharing;      /* 256: users of one pool page, >= 2 */
-    unsigned vma_reserve_percent;   /* 25: share of vm.max_map_count that is
-                                     * left to the program */
+    /* 25: share of vm.max_map_count that is left to the program */
+    unsigned vma_reserve_percent;
     uint64_t stall_limit_ns;        /* 1 ms: aim for the longest isolation */
 } KsmConfig;
 
 void ksm_config_init(KsmConfig *config);
 
-/* ksm_supported: whether this process can run an engine at all.  False and
+/*
+ * ksm_supported: whether this process can run an engine at all.  False and
  * an error that names what is missing (UFFDIO_MOVE: Linux 6.8; userfaultfd:
- * /dev/userfaultfd, vm.unprivileged_userfaultfd or CAP_SYS_PTRACE). */
+ * /dev/userfaultfd, vm.unprivileged_userfaultfd or CAP_SYS_PTRACE).
+ */
 bool ksm_supported(GError **error);
 
 /* Returns NULL with @error set; see ksm_supported().  Owned by the caller. */
@@ -103,27 +104,37 @@ void ksm_engine_set_max_cpu(KsmEngine *engine, unsigned percent);
 void ksm_engine_set_target_scan(KsmEngine *engine, unsigned seconds);
 void ksm_engine_set_smart_scan(KsmEngine *engine, bool on);
 
-/* What the owner of a region knows better than the engine.  Any op may be
- * NULL.  Called by the thread in ksm_step(), the engine's lock held. */
+/*
+ * What the owner of a region knows better than the engine.  Any op may be
+ * NULL.  Called by the thread in ksm_step(), the engine's lock held.
+ */
 typedef struct KsmRegionOps {
-    /* Sets (never clears) a bit of @bitmap for each page of the @n_pages from
+    /*
+     * Sets (never clears) a bit of @bitmap for each page of the @n_pages from
      * @first_page on that was written since the last call for it.  @bitmap
-     * starts at @first_page.  False: unknown, all pages count as written. */
+     * starts at @first_page.  False: unknown, all pages count as written.
+     */
     bool (*dirty_sync)(void *opaque, size_t first_page, size_t n_pages,
                        unsigned long *bitmap);
-    /* Is anything writing to this range past the page tables?  Asked after
+    /*
+     * Is anything writing to this range past the page tables?  Asked after
      * isolation: a mapping taken before is to be reported, one taken later
-     * blocks on the fault.  NULL means the owner promises that nothing does. */
+     * blocks on the fault.  NULL means the owner promises that nothing does.
+     */
     bool (*busy)(void *opaque, void *addr, size_t len);
     /* NULL where merging may go on; else a static text: why it may not. */
     const char *(*inhibited)(void *opaque);
-    /* After a merge: map the range again for whoever uses it (the second
+    /*
+     * After a merge: map the range again for whoever uses it (the second
      * level page tables of a vCPU).  The engine has done
-     * MADV_POPULATE_READ already. */
+     * MADV_POPULATE_READ already.
+     */
     void (*prefault)(void *opaque, void *addr, size_t len);
-    /* Re-apply attributes (DONTFORK, DONTDUMP, NUMA policy) on a range the
+    /*
+     * Re-apply attributes (DONTFORK, DONTDUMP, NUMA policy) on a range the
      * engine mapped anew.  NULL: those the range's VMA had when the region
-     * was added are applied, as far as /proc tells them. */
+     * was added are applied, as far as /proc tells them.
+     */
     void (*mapped)(void *opaque, void *addr, size_t len);
 } KsmRegionOps;
 
@@ -144,8 +155,10 @@ typedef enum KsmRemove {
     KSM_REMOVE_FORGET,      /* the memory is about to be unmapped */
 } KsmRemove;
 
-/* 0, or -errno if unmerging ran out of memory: then the region stays, part of
- * it unmerged, and the call can be repeated. */
+/*
+ * 0, or -errno if unmerging ran out of memory: then the region stays, part of
+ * it unmerged, and the call can be repeated.
+ */
 int ksm_region_remove(KsmRegion *region, KsmRemove how);
 
 /*
@@ -156,18 +169,24 @@ int ksm_region_remove(KsmRegion *region, KsmRemove how);
  */
 int64_t ksm_step(KsmEngine *engine, uint64_t max_ns);
 
-/* ksm_discard: the range reads as zeroes afterwards and is plain anonymous
+/*
+ * ksm_discard: the range reads as zeroes afterwards and is plain anonymous
  * memory again.  For what madvise(MADV_DONTNEED) would be used for: on a
- * merged range that would bring back the pool's content.  0 or -errno. */
+ * merged range that would bring back the pool's content.  0 or -errno.
+ */
 int ksm_discard(KsmRegion *region, size_t offset, size_t len);
 
-/* ksm_free_hint: the content of the range is no longer needed; until it is
+/*
+ * ksm_free_hint: the content of the range is no longer needed; until it is
  * written again it reads as the old content or as zeroes.  What is done about
- * it is KsmConfig.free_policy.  0 or -errno. */
+ * it is KsmConfig.free_policy.  0 or -errno.
+ */
 int ksm_free_hint(KsmRegion *region, size_t offset, size_t len);
 
-/* ksm_unmerge: back to anonymous memory, content kept.  The range may be
- * merged again later.  0 or -errno (-ENOMEM: part of it was unmerged). */
+/*
+ * ksm_unmerge: back to anonymous memory, content kept.  The range may be
+ * merged again later.  0 or -errno (-ENOMEM: part of it was unmerged).
+ */
 int ksm_unmerge(KsmRegion *region, size_t offset, size_t len);
 
 /* ksm_rescan: forget the ages; all pages are looked at again soon. */
@@ -201,8 +220,10 @@ typedef enum KsmReason {
 const char *ksm_reason_name(KsmReason reason);
 const char *ksm_reason_text(KsmReason reason);
 
-/* Buckets of the stall histogram: bucket i counts isolations that took less
- * than 1 us << i (the last: all longer ones). */
+/*
+ * Buckets of the stall histogram: bucket i counts isolations that took less
+ * than 1 us << i (the last: all longer ones).
+ */
 #define KSM_STALL_BUCKETS 24
 
 typedef struct KsmStats {

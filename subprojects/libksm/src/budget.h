@@ -21,8 +21,10 @@ void budget_begin(KsmBudget *b, unsigned percent, uint64_t max_ns);
 uint64_t budget_used(const KsmBudget *b);
 /* ns to rest after this step, by the CPU share. */
 uint64_t budget_rest(const KsmBudget *b, unsigned percent);
-/* ns to rest so that a pass takes @target_ns: @done of @all chunks are done
- * after @elapsed. */
+/*
+ * ns to rest so that a pass takes @target_ns: @done of @all chunks are done
+ * after @elapsed.
+ */
 uint64_t budget_spread(uint64_t target_ns, uint64_t elapsed, uint64_t done,
                        uint64_t all);
 

@@ -89,7 +89,9 @@ static int for_own_pages(KsmRegion *r, int (*fn)(const UffdRange *range))
     for (size_t i = first_page(r); i < end; i += n) {
         bool mapped = page_is_mapped(r, i);
 
-        for (n = 1; i + n < end && page_is_mapped(r, i + n) == mapped; n++) {
+        n = 1;
+        while (i + n < end && page_is_mapped(r, i + n) == mapped) {
+            n++;
         }
         if (!mapped) {
             UffdRange range = track_range(r, i, n);
@@ -137,10 +139,16 @@ static void page_written(KsmRegion *r, size_t page)
     KsmChunk *c = page_chunk(r, page);
 
     switch (page_state(r, page)) {
+    case PAGE_FREED:
+        if (r->history[page]) {
+            /* the log of before the hint */
+            r->history[page] = 0;
+            break;
+        }
+        /* fall through */
     case PAGE_UNIQUE:
     case PAGE_EQUAL:
     case PAGE_ZEROES:
-    case PAGE_FREED:
     case PAGE_SWAPPED:
         region_leave(r, page, PAGE_NEW);
         /* fall through */
@@ -200,8 +208,10 @@ static void bits_set(unsigned long *bits, size_t from, size_t to)
     }
 }
 
-/* Write-protects what was written in a range of pages and sets its bits,
- * which begin at page @origin. */
+/*
+ * Write-protects what was written in a range of pages and sets its bits,
+ * which begin at page @origin.
+ */
 static int pagemap_ask(KsmRegion *r, size_t from, size_t to, size_t origin,
                        unsigned long *bits)
 {
@@ -306,8 +316,50 @@ static void unasked(KsmRegion *r, size_t chunk, size_t end)
         if (r->chunk[c].mapped && look) {
             r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;
         }
-        if (!(r->chunk[c].flags & CHUNK_ARMED)) {
+        if (r->chunk[c].lazy && look) {
             r->chunk[c].flags |= CHUNK_VISIT;
+        }
+    }
+}
+
+/* Chunks that were empty and are not any more. */
+static void populated(KsmRegion *r, size_t chunk, size_t end)
+{
+    KsmEngine *e = r->engine;
+    size_t n;
+
+    for (size_t c = chunk; c < end; c += n) {
+        PmScan scan = {
+            .fd = e->pagemap,
+            .start = (uintptr_t)page_addr(r, MAX(c * CHUNK_PAGES,
+                                                 first_page(r))),
+            .any = PM_PRESENT | PM_SWAPPED,
+            .tell = PM_PRESENT,
+            .vec = e->ranges,
+            .vec_len = N_RANGES,
+        };
+        ssize_t got;
+
+        n = 0;
+        while (c + n < end && !(r->chunk[c + n].flags & CHUNK_ARMED)) {
+            n++;
+        }
+        if (!n) {
+            n = 1;
+            continue;
+        }
+        scan.end = (uintptr_t)page_addr(r, MIN((c + n) * CHUNK_PAGES,
+                                               end_page(r)));
+        got = prim.pagemap(&scan);
+        for (ssize_t i = 0; i < got; i++) {
+            size_t from = (scan.vec[i].start - (uintptr_t)r->base) /
+                          CHUNK_BYTES;
+            size_t to = (scan.vec[i].end - 1 - (uintptr_t)r->base) /
+                        CHUNK_BYTES;
+
+            for (; from <= to; from++) {
+                r->chunk[from].flags |= CHUNK_VISIT;
+            }
         }
     }
 }
@@ -342,6 +394,15 @@ static void log_sync(KsmRegion *r, size_t chunk, size_t end)
     }
 }
 
+static void lazy_look(KsmRegion *r, size_t chunk, size_t end)
+{
+    for (size_t c = chunk; c < end; c++) {
+        if (r->chunk[c].lazy && r->engine->scan.pass % CHECK_PASSES == 0) {
+            r->chunk[c].flags |= CHUNK_VISIT;
+        }
+    }
+}
+
 /* Without a source: everything not merged is looked at, every pass. */
 static void checksum_sync(KsmRegion *r, size_t chunk, size_t end)
 {
@@ -357,10 +418,12 @@ size_t dirty_sync(KsmRegion *r, size_t chunk)
     switch (r->dirty) {
     case KSM_DIRTY_LOG:
         log_sync(r, chunk, end);
+        lazy_look(r, chunk, end);
         break;
     case KSM_DIRTY_PAGEMAP:
         pagemap_sync(r, chunk, end);
         unasked(r, chunk, end);
+        populated(r, chunk, end);
         break;
     default:
         checksum_sync(r, chunk, end);

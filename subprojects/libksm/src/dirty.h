@@ -15,18 +15,24 @@
 
 #include "region.h"
 
-/* Chooses the region's source, as configured. 0, or -errno if the chosen
- * one does not work. */
+/*
+ * Chooses the region's source, as configured. 0, or -errno if the chosen
+ * one does not work.
+ */
 int dirty_init(KsmRegion *r);
 
-/* (Un)registers what the source needs; the range was mapped anew, or is
- * about to be given back. Failing to only loses knowledge. */
+/*
+ * (Un)registers what the source needs; the range was mapped anew, or is
+ * about to be given back. Failing to only loses knowledge.
+ */
 void dirty_track(KsmRegion *r, size_t page, size_t n);
 void dirty_pause(KsmRegion *r);
 void dirty_resume(KsmRegion *r);
 
-/* Asks about a piece of at most PIECE_PAGES that begins at @chunk; returns
- * the chunk after it. */
+/*
+ * Asks about a piece of at most PIECE_PAGES that begins at @chunk; returns
+ * the chunk after it.
+ */
 size_t dirty_sync(KsmRegion *r, size_t chunk);
 
 /* Starts tracking a chunk that was found populated. */

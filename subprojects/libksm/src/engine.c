@@ -15,10 +15,14 @@
 
 #include "dirty.h"
 #include "engine.h"
+#include "discard.h"
 #include "prim.h"
 #include "scan.h"
 
-G_DEFINE_QUARK(ksm-error-quark, ksm_error)
+GQuark ksm_error_quark(void)
+{
+    return g_quark_from_static_string("ksm-error-quark");
+}
 
 /* Engines of this process, for fork() and against registering twice. */
 static GMutex engines_lock;
@@ -206,6 +210,20 @@ static bool engine_open(KsmEngine *e, GError **error)
     return true;
 }
 
+/* memory.pressure of the control group (v2) we are in; NULL if unknown. */
+static char *group_pressure_path(void)
+{
+    g_autofree char *text = prim_read_file("/proc/self/cgroup", NULL);
+    const char *at = text ? strstr(text, "0::/") : NULL;
+    g_autofree char *group = at ? g_strdup(at + strlen("0::")) : NULL;
+
+    if (!group) {
+        return NULL;
+    }
+    *strchrnul(group, '\n') = 0;
+    return g_strdup_printf("/sys/fs/cgroup%s/memory.pressure", group);
+}
+
 static void config_clamp(KsmConfig *c)
 {
     c->max_cpu = CLAMP(c->max_cpu, 1, 100);
@@ -228,6 +246,7 @@ static void engine_close(KsmEngine *e)
     if (e->pagemap >= 0) {
         prim.close(e->pagemap);
     }
+    g_free(e->pressure_group);
     g_free(e->bitmap);
     g_free(e->ranges);
     g_free(e->dir);
@@ -256,6 +275,7 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
         engine_close(e);
         return NULL;
     }
+    e->pressure_group = group_pressure_path();
     e->pool.unindex = slot_unindex;
     e->pool.opaque = e;
     e->seed = prim.random();
@@ -423,7 +443,7 @@ static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
     e->n_pages = pages;
     g_ptr_array_add(e->regions, r);
     scan_kick(e);
-    e->scan.pass = MIN(e->scan.pass, 1);
+    e->scan.settle = 2;
     return true;
 }
 
@@ -557,81 +577,6 @@ static bool range_pages(const KsmRegion *r, size_t offset, size_t len,
     return true;
 }
 
-/* Runs of the range that are (not) in a mapping of the pool, within a
- * chunk. */
-static size_t uniform_run(const KsmRegion *r, size_t page, size_t end)
-{
-    bool mapped = page_is_mapped(r, page);
-    size_t n = 1;
-
-    while (page + n < end && (page + n) % CHUNK_PAGES &&
-           page_is_mapped(r, page + n) == mapped) {
-        n++;
-    }
-    return n;
-}
-
-/* Zeroes where a mapping cannot be had. */
-static int zero_in_place(KsmRegion *r, size_t page, size_t n)
-{
-    int ret = prim.advise(page_addr(r, page), n * PAGE_BYTES,
-                          23 /* MADV_POPULATE_WRITE */);
-
-    if (ret == 0) {
-        memset(page_addr(r, page), 0, n * PAGE_BYTES);
-    }
-    return ret;
-}
-
-static int discard_run(KsmRegion *r, size_t page, size_t n)
-{
-    bool mapped = page_is_mapped(r, page);
-    PageState to = PAGE_HOLE;
-    int ret;
-
-    if (mapped) {
-        ret = region_map_anonymous(r, page, n);
-        if (ret < 0) {
-            ret = zero_in_place(r, page, n);
-            to = PAGE_BROKEN;
-        }
-    } else {
-        ret = prim.advise(page_addr(r, page), n * PAGE_BYTES, MADV_DONTNEED);
-    }
-    if (ret < 0) {
-        return ret;
-    }
-    for (size_t i = page; i < page + n; i++) {
-        uint32_t tag = r->tag[i];
-
-        region_leave(r, i, to);
-        r->tag[i] = tag;
-    }
-    if (mapped && to == PAGE_HOLE) {
-        dirty_track(r, page, n);
-    }
-    return 0;
-}
-
-static int discard_locked(KsmRegion *r, size_t page, size_t n)
-{
-    size_t end = page + n, k;
-    int ret = 0;
-
-    for (size_t i = page; i < end && ret == 0; i += k) {
-        size_t chunk = i / CHUNK_PAGES;
-
-        k = uniform_run(r, i, end);
-        ret = discard_run(r, i, k);
-        region_count_runs(r, chunk);
-        r->chunk[chunk].flags |= CHUNK_VISIT;
-    }
-    if (end / CHUNK_PAGES < r->n_chunks) {
-        region_count_runs(r, end / CHUNK_PAGES);
-    }
-    return ret;
-}
-
 int ksm_discard(KsmRegion *region, size_t offset, size_t len)
 {
     size_t page, n;
@@ -639,46 +584,9 @@ int ksm_discard(KsmRegion *region, size_t offset, size_t len)
 
     lock_take(&region->engine->lock);
     if (range_pages(region, offset, len, &page, &n)) {
-        ret = discard_locked(region, page, n);
+        ret = discard_range(region, page, n);
     }
     lock_release(&region->engine->lock);
-    return ret;
-}
-
-static int hint_run(KsmRegion *r, size_t page, size_t n)
-{
-    int ret = prim.advise(page_addr(r, page), n * PAGE_BYTES, MADV_FREE);
-
-    if (ret < 0) {
-        return ret;
-    }
-    for (size_t i = page; i < page + n; i++) {
-        PageState s = page_state(r, i);
-
-        if (s != PAGE_HOLE && s != PAGE_GIVEN) {
-            region_leave(r, i, PAGE_FREED);
-        }
-    }
-    dirty_protect(r, page, n);
-    return 0;
-}
-
-static int hint_locked(KsmRegion *r, size_t page, size_t n)
-{
-    bool eager = r->engine->cfg.free_policy == KSM_FREE_EAGER;
-    size_t end = page + n, k;
-    int ret = 0;
-
-    for (size_t i = page; i < end && ret == 0; i += k) {
-        k = uniform_run(r, i, end);
-        if (eager || page_is_mapped(r, i)) {
-            ret = discard_locked(r, i, k);
-        } else {
-            ret = hint_run(r, i, k);
-        }
-    }
-    r->free_hinted += ret == 0 ? n : 0;
-    r->engine->total.free_hinted += ret == 0 ? n : 0;
     return ret;
 }
 
@@ -689,7 +597,7 @@ int ksm_free_hint(KsmRegion *region, size_t offset, size_t len)
 
     lock_take(&region->engine->lock);
     if (range_pages(region, offset, len, &page, &n)) {
-        ret = hint_locked(region, page, n);
+        ret = discard_hint(region, page, n);
     }
     lock_release(&region->engine->lock);
     return ret;

@@ -16,8 +16,10 @@
 #include "region.h"
 #include "run.h"
 
-/* A ticket lock: the thread in ksm_step() takes it chunk after chunk, and
- * whoever else wants it must get its turn in between. */
+/*
+ * A ticket lock: the thread in ksm_step() takes it chunk after chunk, and
+ * whoever else wants it must get its turn in between.
+ */
 typedef struct KsmLock {
     GMutex mutex;
     GCond turn;
@@ -57,6 +59,7 @@ typedef struct KsmScan {
     uint32_t ripe[RIPE_MAX];    /* ids of first pages: chunks to merge */
     unsigned n_ripe;
     bool again;             /* something was left for a pass soon */
+    unsigned settle;        /* passes until the engine may count as idle */
 } KsmScan;
 
 struct KsmEngine {
@@ -78,6 +81,9 @@ struct KsmEngine {
     KsmHash hash;
     uint64_t seed;
     uint64_t zero_hash;
+    char *pressure_group;   /* memory.pressure of our control group */
+    uint64_t pressure_at;   /* ns; when it was looked at */
+    bool pressure;
     KsmMerge merge;
     KsmPlan plan;
     KsmVmas vmas;

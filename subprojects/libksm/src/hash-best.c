@@ -7,7 +7,7 @@
 
 KsmHash hash_best(void)
 {
-#ifdef __x86_64__
+#ifdef KSM_HASH_X86
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f")) {
         return hash_avx512;

@@ -16,8 +16,10 @@
 
 G_STATIC_ASSERT(sizeof(IndexLine) == 64);
 
-/* Entries a line is meant to hold: two choices of 12 overflow rarely at
- * 10.2 (85 %). */
+/*
+ * Entries a line is meant to hold: two choices of 12 overflow rarely at
+ * 10.2 (85 %).
+ */
 #define LINE_LOAD_X10 102
 
 static size_t line_first(const KsmIndex *x, uint32_t hash)

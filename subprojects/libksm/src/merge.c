@@ -24,8 +24,8 @@
 #endif
 
 #define MOVE_TRIES      8u      /* a page that is busy for a moment */
-#define MOVE_BACK_MIN   8u      /* pages: from here on moving back is cheaper
-                                 * than copying */
+/* Pages: from here on moving back is cheaper than copying. */
+#define MOVE_BACK_MIN   8u
 
 /* One isolation in progress. */
 typedef struct Isolation {
@@ -85,9 +85,11 @@ void merge_free(KsmEngine *e)
     }
 }
 
-/* Empties a staging area; page tables go too where they are in the way of
+/*
+ * Empties a staging area; page tables go too where they are in the way of
  * moving a huge page.  Repeated until it works: a staged page that stayed
- * would be in the way of the next one. */
+ * would be in the way of the next one.
+ */
 static void stage_drop(KsmEngine *e, char *stage, size_t len, bool tables)
 {
     for (unsigned tries = 0; ; tries++) {
@@ -118,8 +120,10 @@ static UffdRange span_range(KsmEngine *e, const Isolation *s)
     };
 }
 
-/* Moves the span out.  Pages that cannot be moved are marked ACT_STAY or
- * ACT_PINNED.  Returns the number of pages moved (or holes passed). */
+/*
+ * Moves the span out.  Pages that cannot be moved are marked ACT_STAY or
+ * ACT_PINNED.  Returns the number of pages moved (or holes passed).
+ */
 static unsigned isolate_move(KsmEngine *e, Isolation *s)
 {
     uint8_t *act = e->plan.act + s->at;
@@ -164,8 +168,10 @@ static unsigned isolate_move(KsmEngine *e, Isolation *s)
     return moved;
 }
 
-/* Puts staged pages [i, i + n) of the span back, except holes and pages that
- * were not moved.  Comes back when it is done, see the top of merge.h. */
+/*
+ * Puts staged pages [i, i + n) of the span back, except holes and pages that
+ * were not moved.  Comes back when it is done, see the top of merge.h.
+ */
 static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
 {
     const uint8_t *act = e->plan.act + s->at;
@@ -272,8 +278,10 @@ static unsigned map_runs(KsmEngine *e, Isolation *s)
     return runs;
 }
 
-/* The pool's content under a hash is not what the hash says: it changed
- * between hashing and copying.  Nobody shall look for it there. */
+/*
+ * The pool's content under a hash is not what the hash says: it changed
+ * between hashing and copying.  Nobody shall look for it there.
+ */
 static void slot_doubt(KsmEngine *e, KsmRegion *r, uint32_t slot)
 {
     uint64_t h = e->hash(pool_page(&e->pool, slot), e->seed);
@@ -290,8 +298,10 @@ static bool page_is_zero(const char *page)
     return page[0] == 0 && !memcmp(page, page + 1, PAGE_BYTES - 1);
 }
 
-/* Compares what was staged with what it shall become.  Returns the number of
- * pages that stand. */
+/*
+ * Compares what was staged with what it shall become.  Returns the number of
+ * pages that stand.
+ */
 static unsigned verify(KsmEngine *e, Isolation *s)
 {
     KsmPlan *p = &e->plan;
@@ -358,7 +368,9 @@ static void span_track(KsmEngine *e, Isolation *s)
     for (unsigned i = 0; i < s->n; i += n) {
         bool own = act_is_own(act[i]);
 
-        for (n = 1; i + n < s->n && act_is_own(act[i + n]) == own; n++) {
+        n = 1;
+        while (i + n < s->n && act_is_own(act[i + n]) == own) {
+            n++;
         }
         if (own) {
             dirty_track(s->r, s->page + i, n);
@@ -454,6 +466,11 @@ static void span_undo(KsmEngine *e, Isolation *s, PlanAct act)
     }
 }
 
+static bool act_goes_back(PlanAct act)
+{
+    return act == ACT_KEEP || act == ACT_CHANGED;
+}
+
 static void put_back_rest(KsmEngine *e, Isolation *s)
 {
     const uint8_t *act = e->plan.act + s->at;
@@ -461,15 +478,15 @@ static void put_back_rest(KsmEngine *e, Isolation *s)
     unsigned n, kept = 0;
 
     for (unsigned i = 0; i < s->n; i += n) {
-        bool back = act[i] == ACT_KEEP || act[i] == ACT_CHANGED;
-
-        for (n = 1; i + n < s->n && back &&
-             (act[i + n] == ACT_KEEP || act[i + n] == ACT_CHANGED); n++) {
+        n = 0;
+        while (i + n < s->n && act_goes_back(act[i + n])) {
+            n++;
         }
-        if (back) {
+        if (n) {
             put_back(e, s, i, n);
             kept += n;
         }
+        n = MAX(n, 1);
     }
     if (kept) {
         average(&e->merge.keep_ns, (prim.now_ns() - t) / kept);
@@ -550,7 +567,9 @@ static unsigned span_merge(KsmEngine *e, Isolation *s)
     span_release(e, s);
     average(&e->merge.isolate_ns,
             moved_at - start + prim.now_ns() - end);
-    engine_stall(e, prim.now_ns() - start);
+    end = prim.now_ns();
+    engine_stall(e, end - start);
+    average(&e->merge.page_ns, (end - start) / s->n);
     span_track(e, s);
     if (moved) {
         bool whole = s->kinds_known && (e->merge.kinds[0] & PM_HUGE);
@@ -718,7 +737,9 @@ int merge_restore(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
         size_t stop = MIN(end, (i / CHUNK_PAGES + 1) * CHUNK_PAGES);
         bool mapped = page_is_mapped(r, i);
 
-        for (k = 1; i + k < stop && page_is_mapped(r, i + k) == mapped; k++) {
+        k = 1;
+        while (i + k < stop && page_is_mapped(r, i + k) == mapped) {
+            k++;
         }
         if (mapped) {
             ret = restore_run(e, r, i, k);

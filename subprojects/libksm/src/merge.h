@@ -30,7 +30,9 @@ typedef struct KsmMerge {
     char *small;            /* 2 MiB: for small pages */
     char *huge;             /* 2 MiB: for a huge page as a whole */
     uint8_t kinds[CHUNK_PAGES];     /* PM_* of the staged pages */
-    uint64_t isolate_ns, map_ns, keep_ns;   /* costs: averages */
+    /* costs: averages */
+    uint64_t isolate_ns, map_ns, keep_ns;
+    uint64_t page_ns;       /* stall per page of a span */
 } KsmMerge;
 
 int merge_init(KsmEngine *e);
@@ -39,8 +41,10 @@ void merge_free(KsmEngine *e);
 /* Carries e->plan out.  Returns the number of pages merged or given back. */
 unsigned merge_plan(KsmEngine *e);
 
-/* Back to anonymous memory with its content: pages [page, page + n). 0 or
- * -errno; what was done stays done. */
+/*
+ * Back to anonymous memory with its content: pages [page, page + n). 0 or
+ * -errno; what was done stays done.
+ */
 int merge_restore(KsmEngine *e, KsmRegion *r, size_t page, size_t n);
 
 #endif

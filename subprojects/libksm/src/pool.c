@@ -78,8 +78,10 @@ static void *anonymous(size_t len)
 
 int pool_reserve(KsmPool *p, size_t pages)
 {
-    /* content that is equal needs at most a slot per two pages; the rest is
-     * for slots down to one user, and patterns */
+    /*
+     * content that is equal needs at most a slot per two pages; the rest is
+     * for slots down to one user, and patterns
+     */
     size_t capacity = ROUND_UP_TO(pages * 5 / 8 + 4 * CHUNK_PAGES, 4096);
     KsmPool new = *p;
 
@@ -123,8 +125,10 @@ static void slots_mark(KsmPool *p, uint32_t slot, unsigned n, bool taken)
     }
 }
 
-/* A run of free slots below top, of *@n if there is one near the cursor,
- * else the longest seen. */
+/*
+ * A run of free slots below top, of *@n if there is one near the cursor,
+ * else the longest seen.
+ */
 static uint32_t free_run(KsmPool *p, unsigned *n)
 {
     uint32_t best = SLOT_NONE, run = 0, left = SEARCH_WORDS * 64;
@@ -215,7 +219,9 @@ void pool_flush(KsmPool *p)
     for (unsigned i = 0, n; i < p->n_punch; i += n) {
         uint32_t slot = p->punch[i];
 
-        for (n = 1; i + n < p->n_punch && p->punch[i + n] == slot + n; n++) {
+        n = 1;
+        while (i + n < p->n_punch && p->punch[i + n] == slot + n) {
+            n++;
         }
         if (prim.punch(p->fd, (off_t)slot * PAGE_BYTES,
                        (off_t)n * PAGE_BYTES) < 0) {
@@ -439,8 +445,10 @@ uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n)
         t->next = 0;
     }
     for (unsigned tries = 0; tries < 2; tries++) {
-        for (k = 0; k < want && t->next + k < t->filled &&
-             !pool_full(p, t->first + t->next + k); k++) {
+        k = 0;
+        while (k < want && t->next + k < t->filled &&
+               !pool_full(p, t->first + t->next + k)) {
+            k++;
         }
         if (k) {
             uint32_t slot = t->first + t->next;

@@ -55,8 +55,8 @@ typedef struct KsmPool {
     unsigned max_sharing;
     uint64_t shared;        /* slots with users */
     uint64_t sharing;       /* users of all slots */
-    struct _GHashTable *patterns;   /* slot of the first page -> KsmPattern;
-                                     * first slots are multiples of 512 */
+    /* first slot, a multiple of 512 -> KsmPattern */
+    struct _GHashTable *patterns;
     KsmPattern *last_pattern;       /* the one looked up last */
     struct _GArray *blocks;         /* first slots of 512 left by patterns */
     /* slots given up, holes to be punched */
@@ -72,8 +72,10 @@ void pool_free(KsmPool *p);
 /* Room for the slots that @pages of guest memory can need. */
 int pool_reserve(KsmPool *p, size_t pages);
 
-/* @n consecutive slots without content; fewer may be had: *@n is set.
- * SLOT_NONE if there are none.  Follow with pool_fill or pool_untake. */
+/*
+ * @n consecutive slots without content; fewer may be had: *@n is set.
+ * SLOT_NONE if there are none.  Follow with pool_fill or pool_untake.
+ */
 uint32_t pool_take(KsmPool *p, unsigned *n);
 void pool_untake(KsmPool *p, uint32_t slot, unsigned n);
 /* Writes content; the slots have no user yet. 0 or -errno. */
@@ -103,8 +105,10 @@ void pool_settle(KsmPool *p, uint32_t slot);
 KsmPattern *pool_pattern(KsmPool *p, uint32_t slot);
 /* A new one with the content of @page; NULL if there is no room. */
 KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash);
-/* Up to *@n consecutive slots of it with room for a user each; SLOT_NONE:
- * it is used up. */
+/*
+ * Up to *@n consecutive slots of it with room for a user each; SLOT_NONE:
+ * it is used up.
+ */
 uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n);
 
 void pool_flush(KsmPool *p);

@@ -40,6 +40,7 @@ void page_set(KsmRegion *r, size_t page, PageState state)
         c->written--;
         r->n_written -= was == PAGE_NEW;
     }
+    c->lazy -= was == PAGE_FREED && c->lazy;
     r->count[was]--;
     r->count[state]++;
     c->fresh += (state == PAGE_NEW) - (was == PAGE_NEW);

@@ -59,6 +59,7 @@ typedef struct KsmChunk {
     uint16_t mapped;    /* pages MERGED or BROKEN */
     uint16_t broken;    /* pages BROKEN */
     uint16_t runs;      /* mappings of the pool in this chunk */
+    uint16_t lazy;      /* pages FREED and populated when last seen */
     uint16_t tried;     /* gain when merging was last refused */
     uint8_t flags;
     uint8_t reason;     /* KsmReason of that refusal */
@@ -99,8 +100,6 @@ struct KsmRegion {
     uint64_t count[PAGE_STATES];
     uint64_t n_written;     /* pages NEW and PAGE_WRITTEN */
     uint64_t runs;
-    uint64_t lazy;          /* pages FREED and present when last seen */
-    uint64_t lazy_seen;     /* of them, seen so far in this pass */
     uint64_t hinted_at;     /* ns; of the oldest lazy hint not yet settled */
     /* counts since added; added to the engine's totals */
     uint64_t merged, cow_broken, free_hinted, pinned, busy, verify_failed;
@@ -134,8 +133,10 @@ static inline bool page_is_mapped(const KsmRegion *r, size_t page)
     return s == PAGE_MERGED || s == PAGE_BROKEN;
 }
 
-/* Changes the state; clears PAGE_INDEXED and PAGE_WRITTEN.  Leaving MERGED
- * or the index properly is the caller's business (region_leave). */
+/*
+ * Changes the state; clears PAGE_INDEXED and PAGE_WRITTEN.  Leaving MERGED
+ * or the index properly is the caller's business (region_leave).
+ */
 void page_set(KsmRegion *r, size_t page, PageState state);
 
 /* Marks a page as written, or not, since the last look. */
@@ -150,8 +151,10 @@ void region_count_runs(KsmRegion *r, size_t chunk);
 /* Attributes of the region for a range mapped anew. */
 void region_attributes(KsmRegion *r, void *addr, size_t len);
 
-/* Maps anonymous memory over the range; its content is gone.  Never leaves a
- * hole in the address space.  0, or -errno with the range as it was. */
+/*
+ * Maps anonymous memory over the range; its content is gone.  Never leaves a
+ * hole in the address space.  0, or -errno with the range as it was.
+ */
 int region_map_anonymous(KsmRegion *r, size_t page, size_t n);
 
 KsmRegion *region_new(KsmEngine *e, void *addr, size_t len, int node,

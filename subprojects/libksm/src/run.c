@@ -21,6 +21,7 @@
 
 #define COST_PER_PAGE_MAX   UINT64_C(12000) /* ns a saved page may cost */
 #define RECOUNT_NS          (UINT64_C(10) * 1000000000)
+#define SPAN_MIN            32u /* pages: no span is cut shorter */
 #define SPAN_COST_NS        UINT64_C(15000) /* a shootdown */
 
 static unsigned gain_needed(const KsmRegion *r, const KsmChunk *c)
@@ -295,8 +296,10 @@ static unsigned plan_spans(KsmEngine *e, KsmRegion *r, size_t chunk)
     unsigned gap = SPAN_COST_NS / MAX(e->merge.keep_ns, 100);
     const KsmChunk *c = &r->chunk[chunk];
     unsigned kept = 0;
+    unsigned most = e->cfg.stall_limit_ns / MAX(e->merge.page_ns, 1);
     PlanSpan *s = NULL;
 
+    most = MAX(most, SPAN_MIN);
     if ((c->flags & CHUNK_HUGE) && !c->mapped) {
         return plan_whole(p);
     }
@@ -308,7 +311,8 @@ static unsigned plan_spans(KsmEngine *e, KsmRegion *r, size_t chunk)
             s = NULL;   /* cannot be moved */
         } else if (p->act[i] == ACT_KEEP) {
             continue;
-        } else if (s && i - (s->first + s->n) <= gap) {
+        } else if (s && i - (s->first + s->n) <= gap &&
+                   i - s->first < most) {
             kept += i - (s->first + s->n);
             s->n = i + 1 - s->first;
         } else {
@@ -377,8 +381,10 @@ static bool promoted_already(KsmEngine *e, KsmRegion *r, unsigned i)
     return true;
 }
 
-/* Hashes of the run do not repeat inside it (else the second would be a copy
- * of its own): where the first repetition is. */
+/*
+ * Hashes of the run do not repeat inside it (else the second would be a copy
+ * of its own): where the first repetition is.
+ */
 static unsigned distinct_run(const KsmRegion *r, size_t page, unsigned n)
 {
     for (unsigned k = 1; k < n; k++) {
@@ -452,7 +458,7 @@ static void vmas_count(KsmEngine *e)
     size_t len = 0;
     g_autofree char *text = prim_read_file("/proc/self/maps", &len);
     g_autofree char *max = prim_read_file("/proc/sys/vm/max_map_count", NULL);
-    size_t limit = max ? strtoul(max, NULL, 10) : 65530;
+    size_t limit = max ? g_ascii_strtoull(max, NULL, 10) : 65530;
     size_t used = 0;
 
     for (size_t i = 0; text && i < len; i++) {

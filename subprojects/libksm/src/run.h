@@ -51,8 +51,10 @@ typedef struct KsmPlan {
 /* Could merging this chunk pay?  Cheap. */
 bool run_ripe(const KsmRegion *r, size_t chunk);
 
-/* Plans the chunk into e->plan; false: nothing is to be done (the reason is
- * left in the chunk). */
+/*
+ * Plans the chunk into e->plan; false: nothing is to be done (the reason is
+ * left in the chunk).
+ */
 bool run_plan(KsmEngine *e, KsmRegion *r, size_t chunk);
 
 /* Gives up the users of a run of pages that will not map their slots. */

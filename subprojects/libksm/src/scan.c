@@ -9,16 +9,19 @@
 
 #include "dirty.h"
 #include "engine.h"
+#include "discard.h"
 #include "prim.h"
 #include "scan.h"
 #include "tsan.h"
 
 #define IDLE_MIN_NS     UINT64_C(100000000)
 #define IDLE_MAX_NS     UINT64_C(10000000000)
+/* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
+#define PASS_MIN_NS     UINT64_C(2000000000)
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
 #define RESTORE_MIN     64u     /* broken pages of a chunk worth restoring */
-#define FREED_PASSES    16u     /* without a source, freed pages are looked at
-                                 * again after so many passes */
+/* Without a source, freed pages are looked at again after so many passes. */
+#define FREED_PASSES    16u
 
 /* Passes to skip after the n-th time without a match. */
 static unsigned skip_passes(unsigned age)
@@ -136,7 +139,7 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
         }
         break;
     case PAGE_FREED:
-        r->lazy_seen += there;
+        page_chunk(r, page)->lazy += there;
         if (there && r->dirty == KSM_DIRTY_CHECKSUM &&
             e->scan.pass % FREED_PASSES == 0) {
             page_set(r, page, PAGE_NEW);
@@ -177,6 +180,7 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (engine_kinds(e, page_addr(r, first + lo), n - lo, kinds + lo) < 0) {
         return false;
     }
+    c->lazy = 0;
     for (unsigned i = lo; i < n; i++) {
         all |= kinds[i];
         page_look(e, r, first + i, kinds[i]);
@@ -204,8 +208,10 @@ static bool page_wanted(KsmEngine *e, KsmRegion *r, size_t page)
             s == PAGE_ZEROES) && !history_skip(e, r, page);
 }
 
-/* Without a source, a page has to be seen twice with the same hash.  False:
- * it is the first time. */
+/*
+ * Without a source, a page has to be seen twice with the same hash.  False:
+ * it is the first time.
+ */
 static bool checksum_quiet(KsmRegion *r, size_t page, uint32_t hash)
 {
     bool same = r->tag[page] == hash;
@@ -334,8 +340,9 @@ static void chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
         return;
     }
     for (; page < end; page += n) {
-        for (n = 0; page + n < end &&
-             page_state(r, page + n) == PAGE_BROKEN; n++) {
+        n = 0;
+        while (page + n < end && page_state(r, page + n) == PAGE_BROKEN) {
+            n++;
         }
         if (n >= RESTORE_MIN / 4) {
             merge_restore(e, r, page, n);
@@ -400,7 +407,7 @@ static void ripe_merge(KsmEngine *e)
     KsmRegion *r = engine_page(e, s->ripe[--s->n_ripe], &page);
 
     r->chunk[page / CHUNK_PAGES].flags &= ~CHUNK_QUEUED;
-    if (!r->inhibited) {
+    if (!region_inhibited(r)) {
         chunk_merge(e, r, page / CHUNK_PAGES);
     }
 }
@@ -436,11 +443,11 @@ static void pass_start(KsmEngine *e)
     for (guint i = 0; i < e->regions->len; i++) {
         KsmRegion *r = g_ptr_array_index(e->regions, i);
 
-        r->lazy_seen = 0;
         if (region_inhibited(r)) {
             dirty_pause(r);
         } else {
             dirty_resume(r);
+            discard_settle(r);
         }
     }
     s->phase = PHASE_SYNC;
@@ -454,13 +461,15 @@ static void pass_end(KsmEngine *e)
 
     e->total.full_scans++;
     s->phase = PHASE_START;
-    if (s->active || s->pass < 3) {
+    s->settle -= s->settle > 0;
+    if (s->active || s->settle) {
         s->idle_ns = 0;
     } else {
         s->idle_ns = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
                          s->again ? 10 * IDLE_MIN_NS : IDLE_MAX_NS);
     }
-    s->due = prim.now_ns() + s->idle_ns;
+    s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
+                 prim.now_ns() + s->idle_ns);
     pool_flush(&e->pool);
 }
 
@@ -521,9 +530,6 @@ static bool cursor_advance(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
 
-    if (s->region && s->phase == PHASE_REST) {
-        s->region->lazy = s->region->lazy_seen;
-    }
     s->region = s->region ? region_next(e, s->region) : NULL;
     s->chunk = 0;
     if (s->region) {

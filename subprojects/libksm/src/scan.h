@@ -23,11 +23,13 @@
 #include "engine.h"
 #include "region.h"
 
-#define CHECK_PASSES 4u     /* passes between looks at merged pages where the
-                             * source does not tell */
+/* Passes between looks at merged pages where the source does not tell. */
+#define CHECK_PASSES 4u
 
-/* 64 bits of hash to the 32 that are kept; memory of different NUMA nodes
- * never has the same. */
+/*
+ * 64 bits of hash to the 32 that are kept; memory of different NUMA nodes
+ * never has the same.
+ */
 static inline uint32_t scan_fold(const KsmRegion *r, uint64_t hash)
 {
     return (uint32_t)(hash ^ (hash >> 32)) ^ r->salt;

@@ -41,9 +41,10 @@ const char *ksm_reason_text(KsmReason reason)
     return reason < KSM_REASON_MAX ? reasons[reason].text : "unknown";
 }
 
-static void region_reasons(const KsmRegion *r, uint64_t *why)
+static void region_reasons(const KsmRegion *r, KsmStats *s)
 {
     const uint64_t *n = r->count;
+    uint64_t *why = s->reasons;
 
     why[KSM_REASON_NOT_SCANNED] += n[PAGE_NEW] - r->n_written;
     why[KSM_REASON_VOLATILE] += r->n_written;
@@ -55,6 +56,7 @@ static void region_reasons(const KsmRegion *r, uint64_t *why)
     for (size_t i = 0; i < r->n_chunks; i++) {
         const KsmChunk *c = &r->chunk[i];
 
+        s->lazy_free += c->lazy * PAGE_BYTES;
         if (c->gain) {
             why[c->reason ? c->reason : KSM_REASON_NOT_WORTH] += c->gain;
         }
@@ -68,9 +70,8 @@ static void region_sum(const KsmRegion *r, KsmStats *s)
     s->pages_volatile += r->n_written;
     s->zero_pages += r->count[PAGE_GIVEN];
     s->merged_runs += r->runs;
-    s->lazy_free += r->lazy * PAGE_BYTES;
     s->metadata += r->meta_bytes;
-    region_reasons(r, s->reasons);
+    region_reasons(r, s);
     if (r->inhibited) {
         s->inhibited = r->inhibited;
     }
@@ -155,8 +156,10 @@ void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
     lock_release(&e->lock);
 }
 
-/* A region's share of the pool: its own users.  pages_shared is not told by
- * region; a slot that others use too would count twice. */
+/*
+ * A region's share of the pool: its own users.  pages_shared is not told by
+ * region; a slot that others use too would count twice.
+ */
 void ksm_region_get_stats(KsmRegion *region, KsmStats *stats)
 {
     KsmEngine *e = region->engine;

@@ -9,7 +9,7 @@
 #ifndef KSM_TSAN_H
 #define KSM_TSAN_H
 
-#ifdef __SANITIZE_THREAD__
+#ifdef KSM_TSAN
 void AnnotateIgnoreReadsBegin(const char *file, int line);
 void AnnotateIgnoreReadsEnd(const char *file, int line);
 #define KSM_TSAN_IGNORE_BEGIN() AnnotateIgnoreReadsBegin(__FILE__, __LINE__)
