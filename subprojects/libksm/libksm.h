@@ -156,8 +156,9 @@ typedef enum KsmRemove {
 } KsmRemove;
 
 /*
- * 0, or -errno if unmerging ran out of memory: then the region stays, part of
- * it unmerged, and the call can be repeated.
+ * 0, or -errno: then the region stays, part of it unmerged, and the call can
+ * be repeated.  -ENOMEM: out of memory; -EBUSY: the busy op says that a
+ * device writes to a page that cannot be given back under it.
  */
 int ksm_region_remove(KsmRegion *region, KsmRemove how);
 
@@ -185,7 +186,8 @@ int ksm_free_hint(KsmRegion *region, size_t offset, size_t len);
 
 /*
  * ksm_unmerge: back to anonymous memory, content kept.  The range may be
- * merged again later.  0 or -errno (-ENOMEM: part of it was unmerged).
+ * merged again later.  0 or -errno, as ksm_region_remove().  Of a region
+ * without a busy op, no device may be writing to the range meanwhile.
  */
 int ksm_unmerge(KsmRegion *region, size_t offset, size_t len);
 

@@ -267,13 +267,14 @@ void dirty_protect(KsmRegion *r, size_t page, size_t n)
 }
 
 /* Should this chunk be asked about in this pass?  Counts the pass. */
-static bool chunk_due(KsmChunk *c)
+static bool chunk_due(KsmChunk *c, bool *again)
 {
     if (!(c->flags & CHUNK_ARMED)) {
         return false;
     }
     if (c->hot_wait) {
         c->hot_wait--;
+        *again = true;
         return false;
     }
     return true;
@@ -288,7 +289,7 @@ static void pagemap_sync(KsmRegion *r, size_t chunk, size_t end)
         size_t from = MAX(c * CHUNK_PAGES, lo), to;
 
         n = 1;
-        if (!chunk_due(&r->chunk[c])) {
+        if (!chunk_due(&r->chunk[c], &e->scan.again)) {
             continue;
         }
         while (c + n < end && (r->chunk[c + n].flags & CHUNK_ARMED) &&

@@ -15,13 +15,6 @@
 #include "discard.h"
 #include "prim.h"
 
-#ifndef MADV_PAGEOUT
-#define MADV_PAGEOUT        21
-#endif
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 #define DECAY_NS        UINT64_C(10000000000)
 #define PRESSURE_NS     UINT64_C(1000000000)    /* between looks */
 #define PRESSURE_AVG10  5.0     /* percent of time stalled on memory */

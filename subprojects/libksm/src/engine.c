@@ -48,11 +48,33 @@ void lock_release(KsmLock *l)
     g_mutex_unlock(&l->mutex);
 }
 
+/* Are all regions kept out of children (MADV_DONTFORK)? */
+static bool engine_stays_home(const KsmEngine *e)
+{
+    for (guint i = 0; i < e->regions->len; i++) {
+        const KsmRegion *r = g_ptr_array_index(e->regions, i);
+        bool stays = false;
+
+        for (unsigned k = 0; k < r->n_advice; k++) {
+            stays |= r->advice[k] == MADV_DONTFORK;
+        }
+        if (!stays) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static void fork_prepare(void)
 {
     g_mutex_lock(&engines_lock);
     for (guint i = 0; engines && i < engines->len; i++) {
-        lock_take(&((KsmEngine *)g_ptr_array_index(engines, i))->lock);
+        KsmEngine *e = g_ptr_array_index(engines, i);
+
+        lock_take(&e->lock);
+        if (!engine_stays_home(e)) {
+            pool_fork(&e->pool);
+        }
     }
 }
 
@@ -62,6 +84,18 @@ static void fork_done(void)
         lock_release(&((KsmEngine *)g_ptr_array_index(engines, i))->lock);
     }
     g_mutex_unlock(&engines_lock);
+}
+
+/*
+ * In the child the engines are dead: their userfaultfd is the parent's, and
+ * what was done through it would be done to the parent's memory.
+ */
+static void fork_child(void)
+{
+    for (guint i = 0; engines && i < engines->len; i++) {
+        ((KsmEngine *)g_ptr_array_index(engines, i))->dead = true;
+    }
+    fork_done();
 }
 
 static void engines_add(KsmEngine *e)
@@ -74,7 +108,7 @@ static void engines_add(KsmEngine *e)
     }
     if (!watching) {
         watching = true;
-        pthread_atfork(fork_prepare, fork_done, fork_done);
+        pthread_atfork(fork_prepare, fork_done, fork_child);
     }
     g_ptr_array_add(engines, e);
     g_mutex_unlock(&engines_lock);
@@ -287,6 +321,9 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
 
 void ksm_engine_free(KsmEngine *engine)
 {
+    if (engine->dead) {
+        return;
+    }
     g_assert(engine->regions->len == 0);
     engines_drop(engine);
     engine_close(engine);
@@ -464,6 +501,12 @@ KsmRegion *ksm_region_add(KsmEngine *engine, void *addr, size_t len, int node,
         return NULL;
     }
     lock_take(&engine->lock);
+    if (engine->dead) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "an engine does not work in a forked child");
+        lock_release(&engine->lock);
+        return NULL;
+    }
     r = region_new(engine, addr, len, node, ops, opaque, error);
     if (r && !region_enter(engine, r, error)) {
         region_free(r);
@@ -494,10 +537,10 @@ static void region_drop(KsmEngine *e, KsmRegion *r)
 int ksm_region_remove(KsmRegion *region, KsmRemove how)
 {
     KsmEngine *e = region->engine;
-    int ret = 0;
+    int ret = e->dead ? -ENOTSUP : 0;
 
     lock_take(&e->lock);
-    if (how == KSM_REMOVE_UNMERGE) {
+    if (ret == 0 && how == KSM_REMOVE_UNMERGE) {
         ret = merge_restore(e, region, 0, region->n_pages);
         if (ret == 0) {
             dirty_pause(region);
@@ -548,7 +591,7 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
         pause = e->scan.due - prim.now_ns();
         more = false;
     }
-    while (more && e->run && e->regions->len) {
+    while (more && e->run && !e->dead && e->regions->len) {
         more = scan_step(e);
         pause = step_pause(e, more);
         if (budget_used(&e->budget) >= e->budget.limit) {
@@ -557,18 +600,18 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
         lock_release(&e->lock);
         lock_take(&e->lock);
     }
-    if (!e->run || !e->regions->len) {
+    if (!e->run || e->dead || !e->regions->len) {
         pause = -1;
     }
     lock_release(&e->lock);
     return pause;
 }
 
-/* A byte range of a region as pages; false: not inside, or not aligned. */
+/* A byte range of a region as pages; false: not inside, not aligned, dead. */
 static bool range_pages(const KsmRegion *r, size_t offset, size_t len,
                         size_t *page, size_t *n)
 {
-    if ((offset | len) % PAGE_BYTES || offset > r->len ||
+    if (r->engine->dead || (offset | len) % PAGE_BYTES || offset > r->len ||
         len > r->len - offset) {
         return false;
     }
@@ -633,6 +676,8 @@ void ksm_rescan(KsmEngine *engine)
             r->chunk[c].wait = 0;
             r->chunk[c].tried = 0;
             r->chunk[c].hot_wait = 0;
+            r->chunk[c].hot = 0;
+            r->chunk[c].backoff = 0;
         }
     }
     scan_kick(engine);

@@ -54,7 +54,8 @@ typedef struct KsmScan {
     uint64_t started;       /* ns; of this pass */
     uint64_t due;           /* ns; when the next one may begin */
     uint64_t idle_ns;       /* pause between passes, grows while idle */
-    uint64_t active;        /* something was hashed or merged in this pass */
+    bool active;            /* something was hashed in this pass */
+    bool gained;            /* something was merged in this pass */
     uint64_t visited;       /* chunks of this pass behind us */
     uint32_t ripe[RIPE_MAX];    /* ids of first pages: chunks to merge */
     unsigned n_ripe;
@@ -65,6 +66,7 @@ typedef struct KsmScan {
 struct KsmEngine {
     KsmConfig cfg;
     bool run;
+    bool dead;              /* in a forked child */
     KsmLock lock;
     int uffd;               /* MISSING, MOVE and async write-protect */
     int uffd_wp;            /* blocking write-protect: restore */

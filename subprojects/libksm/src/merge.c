@@ -16,13 +16,10 @@
 #include "scan.h"
 #include "tsan.h"
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ  22
-#endif
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
+#define ISOLATE_NS      15000u
+#define MAP_NS          4000u
+#define KEEP_NS         1000u
+#define BUSY_TRIES      20u     /* ms to wait for a device */
 #define MOVE_TRIES      8u      /* a page that is busy for a moment */
 /* Pages: from here on moving back is cheaper than copying. */
 #define MOVE_BACK_MIN   8u
@@ -72,10 +69,22 @@ int merge_init(KsmEngine *e)
     ret = stage_prepare(e, m->small);
     ret = ret < 0 ? ret : stage_prepare(e, m->huge);
     /* first guesses, replaced by what is measured */
-    m->isolate_ns = 15000;
-    m->map_ns = 4000;
-    m->keep_ns = 1000;
+    m->isolate_ns = ISOLATE_NS;
+    m->map_ns = MAP_NS;
+    m->keep_ns = KEEP_NS;
     return ret;
+}
+
+static void towards(uint64_t *cost, uint64_t guess)
+{
+    *cost = (*cost * 15 + guess) / 16;
+}
+
+void merge_doubt_costs(KsmEngine *e)
+{
+    towards(&e->merge.isolate_ns, ISOLATE_NS);
+    towards(&e->merge.map_ns, MAP_NS);
+    towards(&e->merge.keep_ns, KEEP_NS);
 }
 
 void merge_free(KsmEngine *e)
@@ -120,52 +129,78 @@ static UffdRange span_range(KsmEngine *e, const Isolation *s)
     };
 }
 
+/* Pages [at, at + n) of the span were not isolated. */
+static void not_moved(KsmEngine *e, Isolation *s, unsigned at, unsigned n,
+                      PlanAct act)
+{
+    for (unsigned i = at; i < at + n; i++) {
+        run_drop(e, s->at + i);
+        e->plan.act[s->at + i] = act;
+    }
+}
+
+static PlanAct act_refused(int ret)
+{
+    return ret == -EBUSY || ret == -EAGAIN ? ACT_PINNED : ACT_STAY;
+}
+
 /*
  * Moves the span out.  Pages that cannot be moved are marked ACT_STAY or
  * ACT_PINNED.  Returns the number of pages moved (or holes passed).
+ *
+ * EINVAL: the range is in several mappings (parts were restored before); it
+ * is moved in smaller pieces.  EFAULT: a marker in the page table.
  */
 static unsigned isolate_move(KsmEngine *e, Isolation *s)
 {
-    uint8_t *act = e->plan.act + s->at;
-    unsigned at = 0, moved = 0, tries = 0;
+    unsigned at = 0, moved = 0, tries = 0, piece = s->n;
 
     while (at < s->n) {
         size_t done = 0;
+        unsigned n = MIN(piece, s->n - at);
         int ret = prim.uffd_move(e->uffd, s->stage + at * PAGE_BYTES,
                                  page_addr(s->r, s->page + at),
-                                 (s->n - at) * PAGE_BYTES, &done);
+                                 n * PAGE_BYTES, &done);
 
         moved += done / PAGE_BYTES;
         at += done / PAGE_BYTES;
         if (ret == 0 || done) {
             tries = 0;
+            piece = ret == 0 ? s->n : piece;
+        } else if (ret == -EAGAIN && ++tries < MOVE_TRIES) {
             continue;
-        }
-        if (ret == -EAGAIN && ++tries < MOVE_TRIES) {
-            continue;
-        }
-        if (s->huge && at == 0) {
+        } else if (s->huge && at == 0) {
             /* do not break a huge page around the one that is pinned */
-            for (unsigned i = 0; i < s->n; i++) {
-                run_drop(e, s->at + i);
-            }
-            memset(act, ret == -EBUSY || ret == -EAGAIN ? ACT_PINNED
-                                                        : ACT_STAY, s->n);
+            not_moved(e, s, 0, s->n, act_refused(ret));
             return 0;
-        }
-        run_drop(e, s->at + at);
-        act[at] = ret == -EBUSY || ret == -EAGAIN ? ACT_PINNED : ACT_STAY;
-        if (ret != -EBUSY && ret != -EAGAIN && ret != -EFAULT) {
+        } else if (ret == -EINVAL && n > 1) {
+            piece = n / 2;
+        } else if (ret == -EBUSY || ret == -EAGAIN || ret == -EFAULT ||
+                   ret == -EINVAL) {
+            not_moved(e, s, at++, 1, act_refused(ret));
+            piece = s->n;
+            tries = 0;
+        } else {
             /* not about this page: do not try the others */
-            for (; at < s->n; at++) {
-                run_drop(e, s->at + at);
-                act[at] = ACT_STAY;
-            }
+            not_moved(e, s, at, s->n - at, ACT_STAY);
+            break;
         }
-        at++;
-        tries = 0;
     }
     return moved;
+}
+
+/* Staged pages to be put back from @i on, up to @end. */
+static unsigned staged_run(KsmEngine *e, const Isolation *s, unsigned i,
+                           unsigned end)
+{
+    const uint8_t *act = e->plan.act + s->at;
+    unsigned n = 0;
+
+    while (i + n < end && act[i + n] != ACT_STAY &&
+           act[i + n] != ACT_PINNED && act[i + n] != ACT_HOLE) {
+        n++;
+    }
+    return n;
 }
 
 /*
@@ -174,43 +209,40 @@ static unsigned isolate_move(KsmEngine *e, Isolation *s)
  */
 static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
 {
-    const uint8_t *act = e->plan.act + s->at;
     bool move = !s->kinds_known || n == CHUNK_PAGES ||
                 (!s->huge && n >= MOVE_BACK_MIN);
-    unsigned end = i + n, tries = 0;
+    unsigned end = i + n, tries = 0, piece = n;
 
     while (i < end) {
-        unsigned k = 0;
+        char *to = page_addr(s->r, s->page + i);
+        char *from = s->stage + i * PAGE_BYTES;
+        unsigned k = staged_run(e, s, i, MIN(end, i + piece));
         size_t done = 0;
         int ret;
 
-        while (i + k < end && act[i + k] != ACT_STAY &&
-               act[i + k] != ACT_PINNED && act[i + k] != ACT_HOLE) {
-            k++;
-        }
         if (!k) {
             i++;
             continue;
         }
-        ret = move ? prim.uffd_move(e->uffd, page_addr(s->r, s->page + i),
-                                    s->stage + i * PAGE_BYTES,
-                                    k * PAGE_BYTES, &done)
-                   : prim.uffd_copy(e->uffd, page_addr(s->r, s->page + i),
-                                    s->stage + i * PAGE_BYTES,
-                                    k * PAGE_BYTES, &done);
+        ret = move ? prim.uffd_move(e->uffd, to, from, k * PAGE_BYTES, &done)
+                   : prim.uffd_copy(e->uffd, to, from, k * PAGE_BYTES, &done);
         i += done / PAGE_BYTES;
         if (ret == 0 || done) {
             tries = 0;
+            piece = ret == 0 ? n : piece;
             continue;
         }
-        if (tries > 1000 && (ret == -ENOENT || ret == -EINVAL)) {
+        if (tries > 1000 && k == 1 && (ret == -ENOENT || ret == -EINVAL)) {
             g_warning("libksm: registered memory was unmapped");
             return;
         }
-        if (s->kinds_known) {
+        /* several mappings, or not this way: smaller, or the other way */
+        if (k > 1 && (ret == -EINVAL || ret == -ENOENT)) {
+            piece = k / 2;
+        } else if (s->kinds_known) {
             move = !move;
         }
-        if (++tries > 8) {
+        if (++tries > 32) {
             prim.pause(100);
         }
     }
@@ -299,6 +331,25 @@ static bool page_is_zero(const char *page)
 }
 
 /*
+ * Pages that were not populated.  Nothing may read them where they are
+ * staged, and they are not put back.
+ */
+static void mark_holes(KsmEngine *e, Isolation *s)
+{
+    KsmPlan *p = &e->plan;
+
+    for (unsigned i = 0; i < s->n; i++) {
+        PlanAct act = p->act[s->at + i];
+
+        if (act != ACT_STAY && act != ACT_PINNED &&
+            !(e->merge.kinds[i] & (PM_PRESENT | PM_SWAPPED))) {
+            run_drop(e, s->at + i);
+            p->act[s->at + i] = ACT_HOLE;
+        }
+    }
+}
+
+/*
  * Compares what was staged with what it shall become.  Returns the number of
  * pages that stand.
  */
@@ -310,18 +361,9 @@ static unsigned verify(KsmEngine *e, Isolation *s)
     for (unsigned i = 0; i < s->n; i++) {
         unsigned at = s->at + i;
         const char *page = s->stage + i * PAGE_BYTES;
-        bool there = e->merge.kinds[i] & (PM_PRESENT | PM_SWAPPED);
         bool equal;
 
-        if (p->act[at] == ACT_STAY || p->act[at] == ACT_PINNED) {
-            continue;
-        }
-        if (!there) {
-            run_drop(e, at);
-            p->act[at] = ACT_HOLE;
-            continue;
-        }
-        if (p->act[at] == ACT_KEEP) {
+        if (p->act[at] != ACT_ZERO && p->act[at] != ACT_MAP) {
             continue;
         }
         equal = p->act[at] == ACT_ZERO ? page_is_zero(page)
@@ -445,9 +487,10 @@ static unsigned span_account(KsmEngine *e, Isolation *s, bool busy)
     return merged;
 }
 
+/* Moving average of a cost; one that was interrupted counts little. */
 static void average(uint64_t *to, uint64_t ns)
 {
-    *to = (*to * 7 + ns) / 8;
+    *to = (*to * 7 + MIN(ns, *to * 3 + 1000)) / 8;
 }
 
 /* The isolation is undone: every page back, no page lost. */
@@ -474,7 +517,7 @@ static bool act_goes_back(PlanAct act)
 static void put_back_rest(KsmEngine *e, Isolation *s)
 {
     const uint8_t *act = e->plan.act + s->at;
-    uint64_t t = prim.now_ns();
+    uint64_t t = prim.cpu_ns();
     unsigned n, kept = 0;
 
     for (unsigned i = 0; i < s->n; i += n) {
@@ -489,7 +532,7 @@ static void put_back_rest(KsmEngine *e, Isolation *s)
         n = MAX(n, 1);
     }
     if (kept) {
-        average(&e->merge.keep_ns, (prim.now_ns() - t) / kept);
+        average(&e->merge.keep_ns, (prim.cpu_ns() - t) / kept);
     }
 }
 
@@ -512,6 +555,9 @@ static bool span_replace(KsmEngine *e, Isolation *s)
         s->kinds_known = engine_kinds(e, s->stage, s->n,
                                       e->merge.kinds) == 0;
     }
+    if (s->kinds_known) {
+        mark_holes(e, s);
+    }
     if (span_is_busy(s)) {
         e->total.busy++;
         s->r->busy++;
@@ -522,10 +568,10 @@ static bool span_replace(KsmEngine *e, Isolation *s)
         span_undo(e, s, ACT_KEEP);
         return false;
     }
-    t = prim.now_ns();
+    t = prim.cpu_ns();
     runs = map_runs(e, s);
     if (runs) {
-        average(&e->merge.map_ns, (prim.now_ns() - t) / runs);
+        average(&e->merge.map_ns, (prim.cpu_ns() - t) / runs);
     }
     put_back_rest(e, s);
     return false;
@@ -550,26 +596,33 @@ static bool span_isolate(KsmEngine *e, Isolation *s)
     return isolate_move(e, s) > 0;
 }
 
+/* Isolates, replaces and releases; true if anything was moved. */
+static bool span_carry_out(KsmEngine *e, Isolation *s, bool *busy)
+{
+    uint64_t start = prim.now_ns(), cpu = prim.cpu_ns(), fixed;
+    bool moved = span_isolate(e, s);
+
+    fixed = prim.cpu_ns() - cpu;
+    if (moved) {
+        *busy = span_replace(e, s);
+    }
+    cpu = prim.cpu_ns();
+    span_release(e, s);
+    average(&e->merge.isolate_ns, fixed + prim.cpu_ns() - cpu);
+    start = prim.now_ns() - start;
+    engine_stall(e, start);
+    average(&e->merge.page_ns, start / s->n);
+    e->total.isolations++;
+    return moved;
+}
+
 static unsigned span_merge(KsmEngine *e, Isolation *s)
 {
     KsmChunk *c = &s->r->chunk[s->page / CHUNK_PAGES];
-    uint64_t start = prim.now_ns(), moved_at, end;
     bool busy = false, moved;
     unsigned merged;
 
-    moved = span_isolate(e, s);
-    moved_at = prim.now_ns();
-    e->total.isolations++;
-    if (moved) {
-        busy = span_replace(e, s);
-    }
-    end = prim.now_ns();
-    span_release(e, s);
-    average(&e->merge.isolate_ns,
-            moved_at - start + prim.now_ns() - end);
-    end = prim.now_ns();
-    engine_stall(e, end - start);
-    average(&e->merge.page_ns, (end - start) / s->n);
+    moved = span_carry_out(e, s, &busy);
     span_track(e, s);
     if (moved) {
         bool whole = s->kinds_known && (e->merge.kinds[0] & PM_HUGE);
@@ -677,34 +730,98 @@ static int copy_over(void *copy, void *addr, size_t len)
     }
 }
 
-static int restore_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+/* Writers of the range may go on. */
+static void unblock(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+{
+    UffdRange range = { e->uffd_wp, page_addr(r, page), n * PAGE_BYTES };
+    unsigned tries = 0;
+
+    while (prim.uffd_protect(&range, false) < 0 && ++tries < 1000) {
+        prim.pause(100);
+    }
+    while (prim.uffd_unregister(&range) < 0 && ++tries < 1000) {
+        prim.pause(100);
+    }
+}
+
+/* A range whose writers are blocked: back to anonymous memory. */
+static int replace_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+{
+    size_t len = n * PAGE_BYTES;
+    void *copy = copy_aside(r, page, len);
+    int ret = copy ? copy_over(copy, page_addr(r, page), len) : -ENOMEM;
+
+    if (ret < 0) {
+        unblock(e, r, page, n);
+        return ret;
+    }
+    for (size_t i = page; i < page + n; i++) {
+        region_leave(r, i, PAGE_NEW);
+        page_mark(r, i, true);
+    }
+    region_attributes(r, page_addr(r, page), len);
+    dirty_track(r, page, n);
+    return 0;
+}
+
+static bool kind_is_copied(uint8_t kind)
+{
+    return (kind & (PM_PRESENT | PM_SWAPPED)) && !(kind & PM_FILE);
+}
+
+/*
+ * While a device may be writing: a page that was copied on write may be what
+ * it writes to, and stays.  One that was not cannot be: the device would have
+ * had it copied, and from now on it waits for us as any writer does.
+ */
+static int replace_clean(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+{
+    int ret = -EBUSY;
+    unsigned k;
+
+    if (engine_kinds(e, page_addr(r, page), n, e->merge.kinds) < 0) {
+        unblock(e, r, page, n);
+        return ret;
+    }
+    for (unsigned i = 0; i < n; i += k) {
+        bool copied = kind_is_copied(e->merge.kinds[i]);
+
+        k = 1;
+        while (i + k < n && kind_is_copied(e->merge.kinds[i + k]) == copied) {
+            k++;
+        }
+        if (copied) {
+            unblock(e, r, page + i, k);
+        } else {
+            replace_blocked(e, r, page + i, k);
+        }
+    }
+    return ret;
+}
+
+/* A run that maps the pool, within a chunk. */
+static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 {
     UffdRange range = { e->uffd_wp, page_addr(r, page), n * PAGE_BYTES };
     const KsmRegionOps *ops = r->ops;
-    void *copy = NULL;
-    int ret = prim.uffd_register(&range, UFFD_PROTECT);
+    int ret;
 
+    if (e->uffd_wp < 0) {
+        /* the content gets its own copy; the mapping stays */
+        return copy_in_place(e, r, page, n);
+    }
+    ret = prim.uffd_register(&range, UFFD_PROTECT);
     if (ret < 0) {
         return ret;
     }
     ret = prim.uffd_protect(&range, true);
-    if (ret == 0 && ops && ops->busy &&
-        ops->busy(r->opaque, range.addr, range.len)) {
-        ret = -EBUSY;
-    }
-    if (ret == 0) {
-        copy = copy_aside(r, page, range.len);
-        ret = copy ? copy_over(copy, range.addr, range.len) : -ENOMEM;
-    }
     if (ret < 0) {
-        for (unsigned i = 0; prim.uffd_protect(&range, false) < 0 && i < 1000;
-             i++) {
-            prim.pause(100);
-        }
-        for (unsigned i = 0; prim.uffd_unregister(&range) < 0 && i < 1000;
-             i++) {
-            prim.pause(100);
-        }
+        unblock(e, r, page, n);
+    } else if (ops && ops->busy &&
+               ops->busy(r->opaque, range.addr, range.len)) {
+        ret = replace_clean(e, r, page, n);
+    } else {
+        ret = replace_blocked(e, r, page, n);
     }
     for (unsigned i = 0; prim.uffd_wake(&range) < 0 && i < 1000; i++) {
         prim.pause(100);
@@ -712,26 +829,10 @@ static int restore_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     return ret;
 }
 
-static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
-{
-    int ret = e->uffd_wp < 0 ? -ENOTSUP : restore_blocked(e, r, page, n);
-
-    if (ret < 0) {
-        return copy_in_place(e, r, page, n);
-    }
-    for (size_t i = page; i < page + n; i++) {
-        region_leave(r, i, PAGE_NEW);
-        page_mark(r, i, true);
-    }
-    region_attributes(r, page_addr(r, page), n * PAGE_BYTES);
-    dirty_track(r, page, n);
-    return 0;
-}
-
-int merge_restore(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+static int restore_once(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 {
     size_t end = page + n, k;
-    int ret = 0;
+    int ret = 0, busy = 0;
 
     for (size_t i = page; i < end && ret == 0; i += k) {
         size_t stop = MIN(end, (i / CHUNK_PAGES + 1) * CHUNK_PAGES);
@@ -743,12 +844,26 @@ int merge_restore(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
         }
         if (mapped) {
             ret = restore_run(e, r, i, k);
+            busy = ret == -EBUSY ? ret : busy;
+            ret = ret == -EBUSY ? 0 : ret;
             region_count_runs(r, i / CHUNK_PAGES);
             r->chunk[i / CHUNK_PAGES].flags |= CHUNK_VISIT;
         }
     }
     if (end < r->n_pages) {
         region_count_runs(r, end / CHUNK_PAGES);
+    }
+    return ret < 0 ? ret : busy;
+}
+
+int merge_restore(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+{
+    int ret = restore_once(e, r, page, n);
+
+    /* what a device does to a page mostly takes little time */
+    for (unsigned tries = 0; ret == -EBUSY && tries < BUSY_TRIES; tries++) {
+        prim.pause(1000);
+        ret = restore_once(e, r, page, n);
     }
     return ret;
 }

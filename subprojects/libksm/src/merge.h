@@ -36,6 +36,10 @@ typedef struct KsmMerge {
 } KsmMerge;
 
 int merge_init(KsmEngine *e);
+
+/* Costs were measured too high, perhaps: what is refused is not measured. */
+void merge_doubt_costs(KsmEngine *e);
+
 void merge_free(KsmEngine *e);
 
 /* Carries e->plan out.  Returns the number of pages merged or given back. */
@@ -43,7 +47,8 @@ unsigned merge_plan(KsmEngine *e);
 
 /*
  * Back to anonymous memory with its content: pages [page, page + n). 0 or
- * -errno; what was done stays done.
+ * -errno; what was done stays done.  -EBUSY: a device writes to a page that
+ * was copied on write.
  */
 int merge_restore(KsmEngine *e, KsmRegion *r, size_t page, size_t n);
 

@@ -53,6 +53,9 @@ static void arrays_free(KsmPool *p)
     if (p->taken) {
         prim.unmap(p->taken, p->capacity / 8);
     }
+    if (p->kept) {
+        prim.unmap(p->kept, p->capacity / 8);
+    }
 }
 
 void pool_free(KsmPool *p)
@@ -94,7 +97,9 @@ int pool_reserve(KsmPool *p, size_t pages)
     new.hash = anonymous(capacity * sizeof(*new.hash));
     new.users = anonymous(capacity * sizeof(*new.users));
     new.taken = anonymous(capacity / 8);
-    if (!new.view || !new.hash || !new.users || !new.taken) {
+    new.kept = p->kept ? anonymous(capacity / 8) : NULL;
+    if (!new.view || !new.hash || !new.users || !new.taken ||
+        !new.kept != !p->kept) {
         arrays_free(&new);
         return -ENOMEM;
     }
@@ -104,6 +109,9 @@ int pool_reserve(KsmPool *p, size_t pages)
         memcpy(new.hash, p->hash, p->top * sizeof(*p->hash));
         memcpy(new.users, p->users, p->top * sizeof(*p->users));
         memcpy(new.taken, p->taken, p->capacity / 8);
+        if (p->kept) {
+            memcpy(new.kept, p->kept, p->capacity / 8);
+        }
         arrays_free(p);
     }
     *p = new;
@@ -236,8 +244,33 @@ void pool_flush(KsmPool *p)
     p->n_punch = kept;
 }
 
+static bool slot_is_kept(const KsmPool *p, uint32_t slot)
+{
+    return p->keep_all ||
+           (p->kept && (p->kept[slot / 64] >> (slot % 64) & 1));
+}
+
+void pool_fork(KsmPool *p)
+{
+    pool_flush(p);
+    if (!p->capacity || !p->top) {
+        return;
+    }
+    if (!p->kept) {
+        p->kept = anonymous(p->capacity / 8);
+        p->keep_all = !p->kept;
+    }
+    for (size_t i = 0; p->kept && i < ROUND_UP_TO(p->top, 64) / 64; i++) {
+        p->kept[i] |= p->taken[i];
+    }
+}
+
 static void slot_give_up(KsmPool *p, uint32_t slot)
 {
+    if (slot_is_kept(p, slot)) {
+        p->leaked++;
+        return;
+    }
     if (p->n_punch == G_N_ELEMENTS(p->punch)) {
         pool_flush(p);
     }
@@ -300,6 +333,10 @@ KsmPattern *pool_pattern(KsmPool *p, uint32_t slot)
 
 static void punch_block(KsmPool *p, uint32_t first)
 {
+    if (slot_is_kept(p, first)) {
+        p->leaked += CHUNK_PAGES;
+        return;
+    }
     prim.punch(p->fd, (off_t)first * PAGE_BYTES, CHUNK_BYTES);
     memset(p->users + first, 0, CHUNK_PAGES * sizeof(*p->users));
     g_array_append_val(p->blocks, first);

@@ -52,6 +52,9 @@ typedef struct KsmPool {
     uint32_t *hash;         /* per slot */
     uint16_t *users;        /* per slot, with SLOT_PATTERN and _INDEXED */
     uint64_t *taken;        /* bitmap */
+    uint64_t *kept;         /* bitmap: a forked child may map it; or NULL */
+    bool keep_all;          /* kept could not be had: give up nothing */
+    uint64_t leaked;        /* slots without users that are kept */
     unsigned max_sharing;
     uint64_t shared;        /* slots with users */
     uint64_t sharing;       /* users of all slots */
@@ -110,6 +113,12 @@ KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash);
  * it is used up.
  */
 uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n);
+
+/*
+ * The process forks: what is in use now may be mapped by the child for as
+ * long as it lives, so it is never given up, nor written anew.
+ */
+void pool_fork(KsmPool *p);
 
 void pool_flush(KsmPool *p);
 size_t pool_bytes(const KsmPool *p);

@@ -14,7 +14,17 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/mman.h>
 #include <sys/types.h>
+
+/* madvise(); not in every distribution's headers */
+#ifndef MADV_PAGEOUT
+#define MADV_PAGEOUT        21
+#endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ  22
+#define MADV_POPULATE_WRITE 23
+#endif
 
 /* PAGEMAP_SCAN: kinds of pages */
 #define PM_WRITTEN  (1u << 1)

@@ -37,8 +37,9 @@ bool run_ripe(const KsmRegion *r, size_t chunk)
            (c->wait == 0 || c->gain > c->tried + c->tried / 4 + 8);
 }
 
-static bool refuse(KsmChunk *c, KsmReason reason)
+static bool refuse(KsmEngine *e, KsmChunk *c, KsmReason reason)
 {
+    merge_doubt_costs(e);
     c->reason = reason;
     c->tried = c->gain;
     c->backoff = MIN(c->backoff + 1, 6);
@@ -439,14 +440,14 @@ bool run_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
     plan_prune(e);
     if (!plan_pays(e, r, plan_spans(e, r, chunk))) {
         plan_release(e);
-        return refuse(c, run_shortest(e) > 1 ? KSM_REASON_VMA_LIMIT : why);
+        return refuse(e, c, run_shortest(e) > 1 ? KSM_REASON_VMA_LIMIT : why);
     }
     if (p->fresh) {
         plan_promote(e, r, &why);
         plan_prune(e);
         if (!plan_pays(e, r, plan_spans(e, r, chunk))) {
             plan_release(e);
-            return refuse(c, why);
+            return refuse(e, c, why);
         }
     }
     c->reason = KSM_REASON_NOT_WORTH;

@@ -6,6 +6,7 @@
  * See scan.h for the idea.
  */
 #include <string.h>
+#include <sys/mman.h>
 
 #include "dirty.h"
 #include "engine.h"
@@ -15,6 +16,7 @@
 #include "tsan.h"
 
 #define IDLE_MIN_NS     UINT64_C(100000000)
+#define IDLE_SOON_NS    UINT64_C(1000000000)
 #define IDLE_MAX_NS     UINT64_C(10000000000)
 /* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
@@ -162,6 +164,31 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
     }
 }
 
+/*
+ * Pages that could not be isolated are tried again.  What looks like a pin
+ * may be that a child was forked: the kernel moves only pages that are known
+ * to be ours alone, and finds that out at the next write.  A write fault
+ * without a write does it.
+ */
+static void chunk_unshare(KsmRegion *r, size_t chunk)
+{
+    size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, n;
+
+    if (r->chunk[chunk].wait || !r->count[PAGE_PINNED]) {
+        return;
+    }
+    for (; page < end; page += MAX(n, 1)) {
+        n = 0;
+        while (page + n < end && page_state(r, page + n) == PAGE_PINNED) {
+            n++;
+        }
+        if (n) {
+            prim.advise(page_addr(r, page), n * PAGE_BYTES,
+                        MADV_POPULATE_WRITE);
+        }
+    }
+}
+
 /* Looks at the chunk's page tables; false: they cannot be had. */
 static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -176,6 +203,7 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     while (n > lo && page_state(r, first + n - 1) == PAGE_OUTSIDE) {
         n--;
     }
+    chunk_unshare(r, chunk);
     memset(kinds, 0, CHUNK_PAGES);
     if (engine_kinds(e, page_addr(r, first + lo), n - lo, kinds + lo) < 0) {
         return false;
@@ -364,7 +392,7 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
         r->merged += merged;
         if (merged) {
             c->backoff = 0;
-            e->scan.active = true;
+            e->scan.gained = true;
         } else {
             c->backoff = MIN(c->backoff + 1, 6);
         }
@@ -438,6 +466,7 @@ static void pass_start(KsmEngine *e)
     s->pass++;
     s->started = prim.now_ns();
     s->active = false;
+    s->gained = false;
     s->again = false;
     s->visited = 0;
     for (guint i = 0; i < e->regions->len; i++) {
@@ -462,11 +491,11 @@ static void pass_end(KsmEngine *e)
     e->total.full_scans++;
     s->phase = PHASE_START;
     s->settle -= s->settle > 0;
-    if (s->active || s->settle) {
+    if (s->gained || s->settle) {
         s->idle_ns = 0;
     } else {
         s->idle_ns = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
-                         s->again ? 10 * IDLE_MIN_NS : IDLE_MAX_NS);
+                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
     }
     s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                  prim.now_ns() + s->idle_ns);

@@ -758,6 +758,12 @@ static void check_merges(void)
         }
         usleep(1000);
     }
+    for (i = 0; i < KSM_REASON_MAX; i++) {
+        if (stats.reasons[i]) {
+            printf("# %s %" PRIu64 "\n", ksm_reason_name(i),
+                   stats.reasons[i]);
+        }
+    }
     check_all("after the threads");
     g_assert(stats.pages_sharing > 1024);
 }
