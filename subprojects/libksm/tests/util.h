@@ -42,7 +42,7 @@ void mem_gone(Mem *m, size_t page, size_t n);
 
 /* Number of pages that differ from the shadow. */
 size_t mem_differs(const Mem *m);
-#define mem_check(m) g_assert_cmpuint(mem_differs(m), ==, 0)
+#define mem_check(m) g_assert(mem_differs(m) == 0)
 
 /* Pages populated in the range, and of them in anonymous memory. */
 size_t mem_present(const Mem *m, size_t page, size_t n);
