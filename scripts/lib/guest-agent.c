@@ -758,7 +758,7 @@ static unsigned option(const char *name, unsigned otherwise)
     return otherwise;
 }
 
-static void start_program(const char *const *argv)
+static void start_program(const char *const *argv, int out)
 {
     if (fork() == 0) {
         char *const env[] = { "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
@@ -766,7 +766,7 @@ static void start_program(const char *const *argv)
         int null = open("/dev/null", O_RDWR);
 
         dup2(null, 0);
-        dup2(null, 1);
+        dup2(out, 1);
         dup2(null, 2);
         setsid();
         execve(argv[0], (char *const *)argv, env);
@@ -774,26 +774,44 @@ static void start_program(const char *const *argv)
     }
 }
 
-/* Some of the userland at work, with libraries mapped and heaps of its own. */
+/*
+ * Some of the userland at work, with libraries mapped and heaps of its own.
+ * Each program writes a byte when it is up, so that "ready" means that.
+ */
 static void start_userland(void)
 {
     static const char *const python[] = {
         "/usr/bin/python3", "-c",
         "import json, ssl, http.server, sqlite3, decimal, time\n"
         "x = [str(i) for i in range(50000)]\n"
+        "print(end='.', flush=True)\n"
         "while True: time.sleep(3600)", NULL
     };
     static const char *const perl[] = {
         "/usr/bin/perl", "-e",
-        "my %h = map { $_ => \"x$_\" } 1..20000; sleep 3600 while 1;", NULL
+        "my %h = map { $_ => \"x$_\" } 1..20000; syswrite(STDOUT, '.');"
+        "sleep 3600 while 1;", NULL
     };
     static const char *const shell[] = {
-        "/bin/bash", "-c", "while :; do sleep 3600; done", NULL
+        "/bin/bash", "-c", "printf .; while :; do sleep 3600; done", NULL
     };
+    int pipes[2], up = 0;
+    char c;
 
-    start_program(python);
-    start_program(perl);
-    start_program(shell);
+    if (pipe2(pipes, O_CLOEXEC)) {
+        give_up("pipe");
+    }
+    start_program(python, pipes[1]);
+    start_program(perl, pipes[1]);
+    start_program(shell, pipes[1]);
+    close(pipes[1]);
+    while (up < 3 && read(pipes[0], &c, 1) == 1) {
+        up++;
+    }
+    /* the end of the pipe before that: one of them has failed */
+    if (up < 3) {
+        give_up("the userland's programs");
+    }
 }
 
 static int run_guest(void)

@@ -20,7 +20,7 @@ from typing import Any
 
 import ksmsys
 from ksm_guard import guard
-from qemu_guest import Guest, GuestError, GuestSpec
+from qemu_guest import Guest, GuestError, GuestSpec, ram_resident
 
 MIB = 1 << 20
 #: "plain" is QEMU's own memory-backend-ram with the kernel's ksmd
@@ -307,18 +307,19 @@ class Run:
             one.errors = len(guest.failures)
             one.verified = int(guest.state.get("pages_verified", 0))
             one.shared = memory.ksm_merged
-            one.resident = memory.resident
             one.cpu_s = self._engine_cpu(each)
             one.state = "merging" if self._began else "up"
             if each:
                 backend = each["backends"][0]
-                one.resident = int(backend.get("resident", memory.resident))
+                one.resident = int(backend.get("resident", 0))
                 one.state = backend["state"]
                 if self.scope not in BY_KERNEL:
                     one.saved += int(backend.get("zero-pages", 0)) * 4096
                     one.shared = int(
                         backend.get("pages-shared", 0) + backend.get("pages-sharing", 0)
                     )
+            else:
+                one.resident = ram_resident(guest.pid, self.result.memory_mib * MIB)
             if not guest.ready():
                 one.state = "booting"
             elif not self._began:

@@ -148,6 +148,33 @@ def process_memory(pid: int) -> Memory:
     return memory
 
 
+def ram_resident(pid: int, size: int) -> int:
+    """Resident bytes of the guest's RAM, read apart from QEMU's own code.
+
+    RAM is the mapping of that size (or its parts, one after the other); the
+    firmware's and other small mergeable ones are not meant.
+    """
+    end = rss = 0
+    pieces: list[list[int]] = []
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        match = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        if match:
+            start, end_now = int(match[1], 16), int(match[2], 16)
+            if not pieces or start != end or pieces[-1][0] == size:
+                pieces.append([0, 0])
+            end = end_now
+            pieces[-1][0] += end - start
+        elif line.startswith("Rss:"):
+            rss = int(line.split()[1]) * 1024
+        elif line.startswith("VmFlags:"):
+            if " mg" in line:
+                pieces[-1][1] += rss
+            else:
+                pieces.append([0, 0])
+    (found,) = [resident for length, resident in pieces if length == size]
+    return found
+
+
 @dataclass
 class GuestSpec:
     """What a guest is made of."""
@@ -538,6 +565,16 @@ class Guest:
 
     def memory(self) -> Memory:
         return process_memory(self.pid)
+
+
+def probe_scope(image: Path, scope: str) -> str | None:
+    """Why this QEMU, on this host, cannot do the scope, or None."""
+    spec = GuestSpec(memory_mib=64, properties={"scope": scope}, extra=["-S"])
+    try:
+        with Guest(spec, image):
+            return None
+    except GuestError as error:
+        return str(error)
 
 
 def adopt(source: Guest, target: Guest) -> None:

@@ -44,22 +44,10 @@ def root() -> None:
         pytest.skip("only root can start programs as another user")
 
 
-def scope_missing(image: Path, scope: str) -> str | None:
-    """Why this QEMU cannot do the scope here, or None."""
-    spec = qemu_guest.GuestSpec(
-        memory_mib=64, properties={"scope": scope}, extra=["-S"], cache_mib=1
-    )
-    try:
-        with qemu_guest.Guest(spec, image):
-            return None
-    except qemu_guest.GuestError as error:
-        return str(error)
-
-
 @pytest.fixture(scope="session")
 def scope_vm(image: Path) -> str:
     """The scope vm, where the kernel has what it takes."""
-    reason = scope_missing(image, "vm")
+    reason = qemu_guest.probe_scope(image, "vm")
     if reason:
         pytest.skip(reason.replace("\n", " "))
     return "vm"

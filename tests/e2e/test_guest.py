@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,14 @@ from pathlib import Path
 import pytest
 
 import ksmsys
-from qemu_guest import Guest, GuestError, GuestSpec, accelerator, migrate
+from qemu_guest import (
+    Guest,
+    GuestError,
+    GuestSpec,
+    accelerator,
+    migrate,
+    ram_resident,
+)
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -42,33 +48,6 @@ def guest(image: Path) -> Iterator[Guest]:
     with Guest(small(), image) as guest:
         guest.wait_ready()
         yield guest
-
-
-def ram_resident(pid: int, size: int) -> int:
-    """Resident bytes of the guest's RAM, read apart from QEMU's own code.
-
-    RAM is the mapping of that size (or its parts, one after the other); the
-    firmware's and other small mergeable ones are not meant.
-    """
-    end = rss = 0
-    pieces: list[list[int]] = []
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        match = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
-        if match:
-            start, end_now = int(match[1], 16), int(match[2], 16)
-            if not pieces or start != end or pieces[-1][0] == size:
-                pieces.append([0, 0])
-            end = end_now
-            pieces[-1][0] += end - start
-        elif line.startswith("Rss:"):
-            rss = int(line.split()[1]) * 1024
-        elif line.startswith("VmFlags:"):
-            if " mg" in line:
-                pieces[-1][1] += rss
-            else:
-                pieces.append([0, 0])
-    (found,) = [resident for length, resident in pieces if length == size]
-    return found
 
 
 def test_figures_are_the_kernels(guest: Guest, knobs: ksmsys.KsmKnobs) -> None:

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Benches with real Debian guests: `guests`, and images for `images`.
+
+`guests` holds each scope against plain QEMU with ksmd at full speed, in one
+run: how much is saved of what is equal, after what time, for how much CPU.
+Every guest verifies all its data before figures are given.  Leaves to others:
+the runs (guest_run.py), the count of what is equal (guest_content.py), the
+harness (bench.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import guest_content
+import ksmsys
+from guest_run import MIB, Run, RunResult, Sample
+from qemu_guest import (
+    Guest,
+    GuestError,
+    GuestSpec,
+    guest_image,
+    need_qemu,
+    probe_scope,
+)
+
+if TYPE_CHECKING:
+    from bench import Session
+
+Metrics = dict[str, float]
+
+#: "at full speed", as 2009's table has it
+KSMD_FULL = {"pages_to_scan": 99999, "sleep_millisecs": 0}
+
+
+def contents(run: Run) -> list[guest_content.Content]:
+    """What the guests of a run hold, all stopped at one time."""
+    for guest in run.guests:
+        guest.qmp("stop")
+    found = []
+    for guest in run.guests:
+        start, size = guest_content.ram_range(guest.pid, run.result.memory_mib << 20)
+        found.append(guest_content.read(guest.pid, start, size))
+    for guest in run.guests:
+        guest.qmp("cont")
+    return found
+
+
+def measure(
+    scope: str,
+    guests: int,
+    memory_mib: int,
+    image: Path,
+    seconds: float,
+    say: Callable[[str], None],
+) -> tuple[RunResult, list[guest_content.Content]]:
+    """One run; what was equal before it merged comes with it."""
+
+    def show(sample: Sample) -> None:
+        say(f"guests: {scope}, {guests} x {memory_mib} MiB, {sample.seconds:.0f} s")
+
+    # 20 % of a core for the engine: the CPU used is what is compared, not
+    # the time taken
+    with Run(scope, guests, memory_mib, image, max_cpu=20, ksmd=KSMD_FULL) as run:
+        run.boot(show)
+        found = contents(run)
+        run.start()
+        run.merge(seconds, show, interval=0.25)
+        run.verify(show)
+    if not run.result.data_intact:
+        raise GuestError(
+            f"scope {scope}: a guest's data is damaged: {run.result.errors[:3]}"
+        )
+    return run.result, found
+
+
+def metrics_of(name: str, result: RunResult, achievable_pages: int) -> Metrics:
+    achievable = achievable_pages * 4096 / MIB
+    metrics = {
+        f"{name}_resident_mib": result.resident_mib,
+        f"{name}_saved_mib": result.saved_mib,
+        f"{name}_achievable_mib": achievable,
+        f"{name}_saved_fraction": result.saved_mib / achievable if achievable else 0.0,
+        f"{name}_cpu_s": result.cpu_s,
+        f"{name}_metadata_mib": result.metadata_mib,
+    }
+    for key, value in (
+        ("seconds_to_95", result.seconds_to(0.95)),
+        ("cpu_to_95", result.cpu_to(0.95)),
+    ):
+        if not math.isnan(value):
+            metrics[f"{name}_{key}"] = value
+    for key, value in result.stall.items():
+        if key != "count":
+            metrics[f"{name}_stall_{key}_ns"] = value
+    return metrics
+
+
+def guests(session: Session) -> Metrics:
+    """Real Debian guests: what each scope saves of what is equal."""
+    need_qemu()
+    image = guest_image()
+    memory = 256 if session.quick else 512
+    number = 2 if session.quick else 3
+    limit = 120 if session.quick else 300
+    metrics: Metrics = {}
+
+    # several guests, the kernel merging across them
+    for scope, name in (("plain", "ksmd"), ("host", "host")):
+        result, found = measure(scope, number, memory, image, limit, session.say)
+        metrics |= metrics_of(name, result, guest_content.achievable(found))
+
+    # one guest, merged within itself
+    single, found = measure("plain", 1, memory, image, limit, session.say)
+    metrics |= metrics_of("ksmd_single", single, guest_content.achievable(found))
+    for scope in ("zero", "vm"):
+        reason = probe_scope(image, scope)
+        if reason:
+            session.note(f"scope={scope} cannot be had here: {reason.splitlines()[0]}")
+            continue
+        result, found = measure(scope, 1, memory, image, limit, session.say)
+        worth = guest_content.achievable_worth(found[0], scope)
+        metrics |= metrics_of(scope, result, worth)
+        # the CPU ksmd needs for as much of such a guest
+        ours, theirs = result.cpu_to(0.95), single.cpu_to(0.95, result.saved_mib)
+        if math.isnan(theirs):
+            session.note(f"ksmd does not reach what scope={scope} saves")
+        elif ours > 0:
+            metrics[f"{scope}_cpu_ratio"] = theirs / ours
+    return metrics
+
+
+def make_images(directory: Path, number: int = 2, memory_mib: int = 512) -> list[Path]:
+    """RAM images of running guests, for the bench `images`."""
+    need_qemu()
+    image = guest_image()
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for i in range(number):
+        spec = GuestSpec(
+            name=f"guest{i + 1}",
+            memory_mib=memory_mib,
+            backend="memory-backend-ram",
+            seed=i + 1,
+        )
+        path = directory / f"guest{i + 1}-{memory_mib}.ram"
+        with Guest(spec, image) as guest:
+            guest.wait_ready()
+            guest.verify()
+            guest.qmp("stop")
+            start, size = guest_content.ram_range(guest.pid, memory_mib << 20)
+            guest_content.save_image(guest.pid, start, size, path)
+        paths.append(path)
+    return paths
+
+
+def available() -> str | None:
+    """Why these benches cannot run here, or None."""
+    return ksmsys.why_not_controllable()
+
+
+BENCHES: dict[str, Callable[[Session], Metrics]] = {"guests": guests}
