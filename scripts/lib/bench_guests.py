@@ -43,8 +43,7 @@ def contents(run: Run) -> list[guest_content.Content]:
         guest.qmp("stop")
     found = []
     for guest in run.guests:
-        start, size = guest_content.ram_range(guest.pid, run.result.memory_mib << 20)
-        found.append(guest_content.read(guest.pid, start, size))
+        found.append(guest_content.read(guest.pid, guest.ram()))
     for guest in run.guests:
         guest.qmp("cont")
     return found
@@ -152,8 +151,7 @@ def make_images(directory: Path, number: int = 2, memory_mib: int = 512) -> list
             guest.wait_ready()
             guest.verify()
             guest.qmp("stop")
-            start, size = guest_content.ram_range(guest.pid, memory_mib << 20)
-            guest_content.save_image(guest.pid, start, size, path)
+            guest_content.save_image(guest.pid, guest.ram(), path)
         paths.append(path)
     return paths
 

@@ -9,7 +9,6 @@ others: merging, and what is done with the figures (bench_guests.py).
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,22 +25,11 @@ _PRESENT_OR_SWAPPED = np.uint64(3 << 62)
 _ZERO = xxhash.xxh3_128_intdigest(bytes(PAGE))
 
 
-def ram_range(pid: int, size: int) -> tuple[int, int]:
-    """Address and length of the guest's RAM in the process.
-
-    To be asked before merging begins, while it is one mapping.
-    """
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        match = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0", line)
-        if match:
-            start, end = int(match[1], 16), int(match[2], 16)
-            if end - start == size:
-                return start, size
-    raise LookupError(f"process {pid} has no private mapping of {size} bytes")
-
-
-def _pieces(pid: int, start: int, size: int) -> Iterator[tuple[int, bytes, np.ndarray]]:
+def _pieces(
+    pid: int, where: tuple[int, int]
+) -> Iterator[tuple[int, bytes, np.ndarray]]:
     """(number of the first page, content, which pages there are) by 2 MiB."""
+    start, size = where[0], where[1] - where[0]
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -70,10 +58,10 @@ class Content:
         return Counter(self.pages.values())
 
 
-def read(pid: int, start: int, size: int) -> Content:
+def read(pid: int, where: tuple[int, int]) -> Content:
     """Reads a guest that should be stopped meanwhile."""
     content = Content({}, set())
-    for first, data, there in _pieces(pid, start, size):
+    for first, data, there in _pieces(pid, where):
         if not data:
             continue
         view = memoryview(data)
@@ -120,13 +108,13 @@ def achievable_worth(guest: Content, scope: str = "vm") -> int:
     return zeroes + sum(n - 1 for n in inside.values())
 
 
-def save_image(pid: int, start: int, size: int, path: Path) -> None:
+def save_image(pid: int, where: tuple[int, int], path: Path) -> None:
     """Writes RAM to a file, sparse where there is none."""
     with path.open("wb") as out:
-        for first, data, there in _pieces(pid, start, size):
+        for first, data, there in _pieces(pid, where):
             if not data:
                 continue
             for i in np.flatnonzero(there):
                 page = data[i * PAGE : (i + 1) * PAGE]
                 os.pwrite(out.fileno(), page, (first + int(i)) * PAGE)
-        out.truncate(size)
+        out.truncate(where[1] - where[0])

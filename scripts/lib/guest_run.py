@@ -20,7 +20,7 @@ from typing import Any
 
 import ksmsys
 from ksm_guard import guard
-from qemu_guest import Guest, GuestError, GuestSpec, ram_resident
+from qemu_guest import Guest, GuestError, GuestSpec, pool_size
 
 MIB = 1 << 20
 #: "plain" is QEMU's own memory-backend-ram with the kernel's ksmd
@@ -210,7 +210,7 @@ class Run:
         """Takes "before" and starts merging."""
         self.result.resident_mib = self.sample().resident / MIB
         self._cpu_began = self._merge_cpu(self._stats())
-        self._scans_began = ksmsys.read("full_scans") or 0
+        self._scans_began = self._full_scans(self._stats())
         self._began = time.monotonic()
         if self._knobs is not None:
             for name, value in self.ksmd.items():
@@ -290,6 +290,11 @@ class Run:
             return ksmsys.ksmd_cpu_s(self._ksmd)
         return sum(self._engine_cpu(each) for each in stats)
 
+    def _full_scans(self, stats: list[dict[str, Any]]) -> int:
+        if self.scope in BY_KERNEL:
+            return ksmsys.read("full_scans") or 0
+        return min(int(each["backends"][0].get("full-scans", 0)) for each in stats)
+
     def _metadata(self, stats: list[dict[str, Any]]) -> int:
         if self.scope in BY_KERNEL:
             # 64 bytes for each page ksmd keeps track of
@@ -312,19 +317,19 @@ class Run:
             one.errors = len(guest.failures)
             one.verified = int(guest.state.get("pages_verified", 0))
             one.shared = memory.ksm_merged
+            usage = guest.ram_usage()
+            one.resident = usage.resident
             one.cpu_s = self._engine_cpu(each)
             one.state = "merging" if self._began else "up"
             if each:
                 backend = each["backends"][0]
-                one.resident = int(backend.get("resident", 0))
                 one.state = backend["state"]
                 if self.scope not in BY_KERNEL:
+                    # the guest's pages in the pool, less the whole pool; and
+                    # the zero pages that the host has back
+                    one.saved += usage.pooled - pool_size(guest.pid)
                     one.saved += int(backend.get("zero-pages", 0)) * 4096
-                    one.shared = int(
-                        backend.get("pages-shared", 0) + backend.get("pages-sharing", 0)
-                    )
-            else:
-                one.resident = ram_resident(guest.pid, self.result.memory_mib * MIB)
+                    one.shared = usage.pooled // 4096
             if not guest.ready():
                 one.state = "booting"
             elif not self._began:
@@ -334,7 +339,7 @@ class Run:
             seconds=time.monotonic() - self._began if self._began else 0.0,
             guests=guests,
             merge_cpu_s=self._merge_cpu(stats) - self._cpu_began,
-            full_scans=(ksmsys.read("full_scans") or 0) - self._scans_began,
+            full_scans=self._full_scans(stats) - self._scans_began,
         )
 
     def _settled(self, settle_s: float) -> bool:
@@ -343,7 +348,10 @@ class Run:
         last = samples[-1]
         if last.seconds < settle_s:
             return False
-        if self.scope in BY_KERNEL and last.full_scans < 3:
+        if last.full_scans < 3:
+            return False
+        # an engine that has not begun has not settled
+        if self.scope not in BY_KERNEL and not last.saved and last.seconds < 60:
             return False
         then = next(s for s in samples if s.seconds >= last.seconds - settle_s)
         gained = last.saved - then.saved

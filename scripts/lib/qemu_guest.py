@@ -101,7 +101,7 @@ class Memory:
     resident: int = 0
     #: its share of resident memory: a page that n mappings share counts 1/n
     proportional: int = 0
-    #: what sharing saves: anonymous (KSM) and shared memory (libksm's pool)
+    #: what sharing of anonymous memory saves: the kernel's KSM
     shared_saving: int = 0
     lazy_free: int = 0
     #: pages that ksmd replaced by the zero page; they are not resident
@@ -129,13 +129,10 @@ def _numbers(path: str) -> dict[str, int]:
 def process_memory(pid: int) -> Memory:
     """Reads the kernel's figures for a process."""
     rollup = _numbers(f"/proc/{pid}/smaps_rollup")
-    status = _numbers(f"/proc/{pid}/status")
     memory = Memory(
         resident=rollup["Rss"],
         proportional=rollup["Pss"],
-        shared_saving=rollup["Anonymous"]
-        - rollup["Pss_Anon"]
-        + max(0, status["RssShmem"] - rollup["Pss_Shmem"]),
+        shared_saving=rollup["Anonymous"] - rollup["Pss_Anon"],
         lazy_free=rollup.get("LazyFree", 0),
     )
     try:
@@ -148,31 +145,57 @@ def process_memory(pid: int) -> Memory:
     return memory
 
 
-def ram_resident(pid: int, size: int) -> int:
-    """Resident bytes of the guest's RAM, read apart from QEMU's own code.
+def ram_range(pid: int, size: int) -> tuple[int, int]:
+    """Where the guest's RAM is in the process, start and end.
 
-    RAM is the mapping of that size (or its parts, one after the other); the
-    firmware's and other small mergeable ones are not meant.
+    To be asked before merging begins, while it is one mapping.
     """
-    end = rss = 0
-    pieces: list[list[int]] = []
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        match = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        match = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0", line)
         if match:
-            start, end_now = int(match[1], 16), int(match[2], 16)
-            if not pieces or start != end or pieces[-1][0] == size:
-                pieces.append([0, 0])
-            end = end_now
-            pieces[-1][0] += end - start
-        elif line.startswith("Rss:"):
+            start, end = int(match[1], 16), int(match[2], 16)
+            if end - start == size:
+                return start, end
+    raise LookupError(f"process {pid} has no private mapping of {size} bytes")
+
+
+@dataclass
+class RamUsage:
+    """Bytes of a guest's RAM, whatever it is mapped to."""
+
+    resident: int = 0
+    #: of which pages of libksm's pool
+    pooled: int = 0
+
+
+def ram_usage(pid: int, where: tuple[int, int]) -> RamUsage:
+    """Reads smaps: some milliseconds per GiB."""
+    usage = RamUsage()
+    inside = pool = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-[0-9a-f]+ ", line):
+            inside = where[0] <= int(match[1], 16) < where[1]
+            pool = "/memfd:" in line
+        elif inside and line.startswith("Rss:"):
             rss = int(line.split()[1]) * 1024
-        elif line.startswith("VmFlags:"):
-            if " mg" in line:
-                pieces[-1][1] += rss
-            else:
-                pieces.append([0, 0])
-    (found,) = [resident for length, resident in pieces if length == size]
-    return found
+            usage.resident += rss
+            usage.pooled += rss if pool else 0
+        elif inside and pool and line.startswith("Anonymous:"):
+            # written since they were merged: no longer the pool's
+            usage.pooled -= int(line.split()[1]) * 1024
+    return usage
+
+
+def pool_size(pid: int) -> int:
+    """Bytes of libksm's pool, used or not: a memfd of the process."""
+    size = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if "/memfd:" in os.readlink(link) and "ksm" in os.readlink(link):
+                size = max(size, link.stat().st_blocks * 512)
+        except OSError:
+            continue  # closed meanwhile
+    return size
 
 
 @dataclass
@@ -246,6 +269,7 @@ class Guest:
         self._console: deque[str] = deque(maxlen=40)
         self._stderr: deque[str] = deque(maxlen=40)
         self._changed = threading.Condition()
+        self._ram: tuple[int, int] | None = None
 
     # -- life ----------------------------------------------------------------
 
@@ -565,6 +589,15 @@ class Guest:
 
     def memory(self) -> Memory:
         return process_memory(self.pid)
+
+    def ram(self) -> tuple[int, int]:
+        """Where RAM is in QEMU; first asked before merging begins."""
+        if self._ram is None:
+            self._ram = ram_range(self.pid, self.spec.memory_mib << 20)
+        return self._ram
+
+    def ram_usage(self) -> RamUsage:
+        return ram_usage(self.pid, self.ram())
 
 
 def probe_scope(image: Path, scope: str) -> str | None:

@@ -17,7 +17,6 @@ from qemu_guest import (
     GuestSpec,
     accelerator,
     migrate,
-    ram_resident,
 )
 
 pytestmark = pytest.mark.timeout(900)
@@ -51,6 +50,7 @@ def guest(image: Path) -> Iterator[Guest]:
 
 
 def test_figures_are_the_kernels(guest: Guest, knobs: ksmsys.KsmKnobs) -> None:
+    guest.ram()
     merge_until(guest, knobs, 2000)
     knobs.set(run=0)
     guest.qmp("stop")
@@ -77,7 +77,7 @@ def test_figures_are_the_kernels(guest: Guest, knobs: ksmsys.KsmKnobs) -> None:
     assert backend["scope"] == "host"
     assert backend["mergeable"] is True
     assert backend["size"] == 224 << 20
-    assert backend["resident"] == ram_resident(guest.pid, 224 << 20)
+    assert backend["resident"] == guest.ram_usage().resident
     assert "ksmd-stopped" in [reason["kind"] for reason in backend["reasons"]]
 
     text = guest.hmp("info ksm")
