@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Real guests merged by QEMU itself (scope=vm), beside all else QEMU does.
+
+In each test the engine runs at full speed (max-cpu=100) from the guest's first
+instruction, and at the end the guest verifies every page and every file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qemu_guest import Guest, GuestError, GuestSpec, migrate
+
+pytestmark = pytest.mark.timeout(900)
+
+FULL_SPEED = {"max-cpu": "100"}
+
+
+def spec_of(scope: str, **changes: object) -> GuestSpec:
+    spec = GuestSpec(
+        memory_mib=256,
+        cache_mib=64,
+        private_mib=24,
+        load=50,
+        properties={"scope": scope, **FULL_SPEED},
+    )
+    for name, value in changes.items():
+        setattr(spec, name, value)
+    return spec
+
+
+def pages_saved(guest: Guest) -> int:
+    """Pages merged or given back, by the engine's own count."""
+    stats = guest.backend_stats()
+    return int(stats["pages-sharing"]) + int(stats["zero-pages"])
+
+
+def wait_merged(guest: Guest, pages: int = 1000) -> None:
+    guest.wait_for("merged pages", lambda: pages_saved(guest) >= pages, 300)
+
+
+@pytest.fixture
+def merged(image: Path, scope_vm: str) -> Iterator[Guest]:
+    """A guest with memory that is merged, and more being merged."""
+    with Guest(spec_of(scope_vm, reboot=True), image) as guest:
+        guest.ram()
+        guest.wait_ready()
+        guest.command("alloc 24 pattern")
+        wait_merged(guest)
+        yield guest
+
+
+def churn(guest: Guest, seconds: float) -> None:
+    """The guest takes, writes and frees memory, verifies and reads disks."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        guest.command("alloc 8 zero")
+        guest.command("alloc 8 pattern")
+        guest.command("alloc 4 random")
+        guest.command("verify")
+        guest.command("direct 8")
+        guest.command("free 20")
+        guest.command("touch 1")
+    assert guest.failures == []
+
+
+def test_half_a_minute_of_everything(merged: Guest) -> None:
+    """Verified all the time while memory comes and goes and DMA runs."""
+    churn(merged, 30)
+    assert merged.backend_stats()["merged-runs"] > 0
+    assert merged.verify() == 0
+
+
+def test_smp(image: Path, scope_vm: str) -> None:
+    """Four virtual CPUs at once, multi-threaded TCG or KVM."""
+    with Guest(spec_of(scope_vm, cpus=4, load=100), image) as guest:
+        guest.wait_ready()
+        guest.command("alloc 16 pattern")
+        wait_merged(guest)
+        churn(guest, 5)
+        assert guest.verify() == 0
+
+
+def test_saves_what_is_equal(merged: Guest) -> None:
+    """24 MiB of one pattern become a few pages."""
+    before = merged.ram_usage()
+    merged.wait_for("saving", lambda: pages_saved(merged) >= 22 * 256 or None, 300)
+    usage = merged.ram_usage()
+    assert usage.pooled >= 16 << 20
+    assert usage.resident <= before.resident + (4 << 20)
+    assert merged.verify() == 0
+
+
+def test_stop_cont_reset(merged: Guest) -> None:
+    for _ in range(10):
+        merged.qmp("stop")
+        time.sleep(0.05)
+        merged.qmp("cont")
+    assert merged.verify() == 0
+    # once before the guest has come far
+    merged.qmp("system_reset")
+    time.sleep(1)
+    merged.events.clear()
+    merged.qmp("system_reset")
+    merged.wait_ready()
+    merged.command("alloc 24 pattern")
+    wait_merged(merged)
+    assert merged.verify() == 0
+    assert merged.quit() == 0
+
+
+def test_run_off_and_on(merged: Guest) -> None:
+    """What is merged stays merged; nothing new comes."""
+    merged.qmp("qom-set", path="/objects/ram0", property="run", value=False)
+    merged.wait_for("state off", lambda: merged.backend_stats()["state"] == "off", 60)
+    runs = merged.backend_stats()["merged-runs"]
+    assert runs > 0
+    merged.command("alloc 8 pattern")
+    time.sleep(1)
+    assert merged.backend_stats()["merged-runs"] <= runs
+    assert merged.verify() == 0
+    merged.qmp("qom-set", path="/objects/ram0", property="run", value=True)
+    merged.wait_for(
+        "merging again",
+        lambda: merged.backend_stats()["state"] in ("active", "idle"),
+        60,
+    )
+    assert merged.verify() == 0
+
+
+def test_quit_in_the_middle(image: Path, scope_vm: str) -> None:
+    with Guest(spec_of(scope_vm), image) as guest:
+        guest.wait_for("merging", lambda: pages_saved(guest) > 0, 300, step=0.02)
+        assert guest.quit() == 0
+
+
+def test_migration_to_plain_memory_and_back(image: Path, scope_vm: str) -> None:
+    """Merging ends while memory is sent, and begins where it has arrived."""
+    plain = spec_of(
+        scope_vm,
+        incoming=True,
+        backend="memory-backend-ram",
+        properties={},
+        name="plain",
+    )
+    with (
+        Guest(spec_of(scope_vm, name="first"), image) as first,
+        Guest(plain, image) as second,
+        Guest(spec_of(scope_vm, name="third", incoming=True), image) as third,
+    ):
+        first.wait_ready()
+        first.command("alloc 24 pattern")
+        wait_merged(first)
+        migrate(first, second)
+        first.stop()
+        assert second.verify() == 0
+        migrate(second, third)
+        second.stop()
+        wait_merged(third)
+        assert third.verify() == 0
+
+
+def test_savevm_loadvm(image: Path, scope_vm: str, tmp_path: Path) -> None:
+    """A snapshot taken while merging holds the guest's memory, whole."""
+    disk = tmp_path / "state.qcow2"
+    with Guest(spec_of(scope_vm), image) as guest:
+        guest.wait_ready()
+        guest.command("alloc 16 pattern")
+        wait_merged(guest)
+        disk.write_bytes(b"")
+        try:
+            guest.qmp(
+                "blockdev-create",
+                job_id="create",
+                options={
+                    "driver": "file",
+                    "filename": str(disk),
+                    "size": 0,
+                },
+            )
+        except Exception as error:
+            pytest.skip(f"no blockdev-create here: {error}")
+
+        def job_over() -> bool:
+            jobs = guest.qmp("query-jobs")
+            return bool(jobs and jobs[0]["status"] == "concluded")
+
+        guest.wait_for("the job's end", job_over, 60)
+        guest.qmp("job-dismiss", id="create")
+        guest.qmp("blockdev-add", driver="file", node_name="file0", filename=str(disk))
+        try:
+            guest.qmp(
+                "blockdev-create",
+                job_id="format",
+                options={"driver": "qcow2", "file": "file0", "size": 1 << 20},
+            )
+        except Exception as error:
+            pytest.skip(f"this QEMU has no qcow2: {error}")
+        guest.wait_for("the job's end", job_over, 60)
+        assert "error" not in guest.qmp("query-jobs")[0]
+        guest.qmp("job-dismiss", id="format")
+        guest.qmp("blockdev-add", driver="qcow2", node_name="state", file="file0")
+
+        for job, command in (("save", "snapshot-save"), ("load", "snapshot-load")):
+            guest.qmp(
+                command, job_id=job, tag="one", vmstate="state", devices=["state"]
+            )
+            guest.wait_for("the job's end", job_over, 300)
+            info = guest.qmp("query-jobs")[0]
+            assert "error" not in info, info
+            guest.qmp("job-dismiss", id=job)
+            if job == "save":
+                churn(guest, 2)
+        guest.qmp("cont")
+        # the guest goes on from where it was saved, with what it had then
+        assert guest.verify() == 0
+        wait_merged(guest)
+        assert guest.verify() == 0
+
+
+def test_dump_and_gdb_style_reads(merged: Guest, tmp_path: Path) -> None:
+    """Memory reads the same to everyone while it is merged."""
+    merged.qmp("stop")
+    first, second = tmp_path / "first", tmp_path / "second"
+    merged.qmp("pmemsave", val=0, size=256 << 20, filename=str(first))
+    time.sleep(3)
+    merged.qmp("pmemsave", val=0, size=256 << 20, filename=str(second))
+    assert first.read_bytes() == second.read_bytes()
+    try:
+        merged.qmp("dump-guest-memory", paging=False, protocol=f"file:{tmp_path}/dump")
+        assert (tmp_path / "dump").stat().st_size >= 256 << 20
+    except Exception as error:
+        assert "not" in str(error).lower(), error
+    merged.qmp("cont")
+    assert merged.verify() == 0
+
+
+def test_unprivileged_user_and_sandbox(image: Path, scope_vm: str, root: None) -> None:
+    """Merges where userfaultfd is allowed; runs and says why where not."""
+    sandbox = (
+        "-sandbox",
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+    )
+    spec = spec_of(scope_vm, user="65534", extra=sandbox)
+    try:
+        with Guest(spec, image) as guest:
+            guest.wait_ready()
+            stats = guest.backend_stats()
+            if stats["state"] == "inhibited":
+                assert stats["reasons"]
+            else:
+                wait_merged(guest, 100)
+            assert guest.verify() == 0
+    except GuestError as error:
+        # refused at creation: then it names what is missing
+        assert "userfaultfd" in str(error), error
+
+
+def test_zero_scope(image: Path, scope_vm: str) -> None:
+    """Only zero pages go, and they go to the host."""
+    with Guest(spec_of("zero"), image) as guest:
+        guest.ram()
+        guest.wait_ready()
+        guest.command("alloc 32 zero")
+        guest.wait_for(
+            "zero pages given back",
+            lambda: guest.backend_stats()["zero-pages"] >= 28 * 256,
+            300,
+        )
+        stats = guest.backend_stats()
+        assert stats["pages-sharing"] == 0
+        assert guest.ram_usage().pooled == 0
+        assert guest.verify() == 0
