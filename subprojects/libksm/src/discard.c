@@ -15,6 +15,7 @@
 #include "discard.h"
 #include "prim.h"
 
+#define VMAS_MIN        256u    /* left: below, discard maps no more */
 #define DECAY_NS        UINT64_C(10000000000)
 #define PRESSURE_NS     UINT64_C(1000000000)    /* between looks */
 #define PRESSURE_AVG10  5.0     /* percent of time stalled on memory */
@@ -51,7 +52,10 @@ static int discard_run(KsmRegion *r, size_t page, size_t n)
     int ret;
 
     if (mapped) {
-        ret = region_map_anonymous(r, page, n);
+        bool room = run_vmas_left(r->engine) > VMAS_MIN;
+
+        ret = room ? region_map_anonymous(r, page, n) : -ENOMEM;
+        r->engine->vmas.since += 2;
         if (ret < 0) {
             ret = zero_in_place(r, page, n);
             to = PAGE_BROKEN;

@@ -24,6 +24,9 @@ GQuark ksm_error_quark(void)
     return g_quark_from_static_string("ksm-error-quark");
 }
 
+/* Mappings the process has, where they cannot be counted. */
+#define VMAS_USED_GUESS 1000u
+
 /* Engines of this process, for fork() and against registering twice. */
 static GMutex engines_lock;
 static GPtrArray *engines;
@@ -93,9 +96,15 @@ static void fork_done(void)
 static void fork_child(void)
 {
     for (guint i = 0; engines && i < engines->len; i++) {
-        ((KsmEngine *)g_ptr_array_index(engines, i))->dead = true;
+        KsmEngine *e = g_ptr_array_index(engines, i);
+
+        /* whoever waited for the lock does not exist here */
+        e->dead = true;
+        g_mutex_init(&e->lock.mutex);
+        g_cond_init(&e->lock.turn);
+        e->lock.next = e->lock.serving = 0;
     }
-    fork_done();
+    g_mutex_unlock(&engines_lock);
 }
 
 static void engines_add(KsmEngine *e)
@@ -222,6 +231,10 @@ static bool engine_open(KsmEngine *e, GError **error)
         return false;
     }
     e->uffd_wp = uffd_open(UFFD_WP | UFFD_WP_SHMEM);
+    if (e->uffd_wp < 0 && e->uffd_wp != -EINVAL) {
+        uffd_error(e->uffd_wp, error);
+        return false;
+    }
     e->pagemap = prim.open_read("/proc/self/pagemap");
     if (e->pagemap < 0) {
         g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
@@ -229,12 +242,19 @@ static bool engine_open(KsmEngine *e, GError **error)
                     g_strerror(-e->pagemap));
         return false;
     }
+    e->maps = prim.open_read("/proc/self/maps");
+    e->vmas.used = VMAS_USED_GUESS;
     ret = pool_init(&e->pool, e->cfg.max_page_sharing);
     if (ret < 0) {
         g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
                     "cannot make the pool: %s", g_strerror(-ret));
         return false;
     }
+    /*
+     * Without blocking write-protection a mapping of the pool stays after
+     * unmerging, and could show other content if slots were used again.
+     */
+    e->pool.keep_all |= e->uffd_wp < 0;
     ret = merge_init(e);
     if (ret < 0) {
         g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
@@ -277,6 +297,9 @@ static void engine_close(KsmEngine *e)
     if (e->uffd_wp >= 0) {
         prim.close(e->uffd_wp);
     }
+    if (e->maps >= 0) {
+        prim.close(e->maps);
+    }
     if (e->pagemap >= 0) {
         prim.close(e->pagemap);
     }
@@ -298,7 +321,7 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
     e->cfg = *config;
     config_clamp(&e->cfg);
     e->run = true;
-    e->uffd = e->uffd_wp = e->pagemap = e->pool.fd = e->pool.map_fd = -1;
+    e->uffd = e->uffd_wp = e->pagemap = e->maps = e->pool.fd = e->pool.map_fd = -1;
     g_mutex_init(&e->lock.mutex);
     g_cond_init(&e->lock.turn);
     e->regions = g_ptr_array_new();

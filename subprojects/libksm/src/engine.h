@@ -71,6 +71,7 @@ struct KsmEngine {
     int uffd;               /* MISSING, MOVE and async write-protect */
     int uffd_wp;            /* blocking write-protect: restore */
     int pagemap;
+    int maps;               /* /proc/self/maps, kept open */
     bool wp_async;
     bool wp_shmem;
     GPtrArray *regions;

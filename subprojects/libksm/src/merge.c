@@ -33,6 +33,7 @@ typedef struct Isolation {
     char *stage;        /* where the first page of the span was moved */
     bool huge;          /* in the staging area for huge pages */
     bool kinds_known;
+    bool registered;
 } Isolation;
 
 static void *stage_map(void *addr, size_t len, int flags)
@@ -49,7 +50,13 @@ static int stage_prepare(KsmEngine *e, char *stage)
     prim.advise(stage, CHUNK_BYTES, MADV_DONTDUMP);
     prim.advise(stage, CHUNK_BYTES, stage == e->merge.huge
                 ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-    return prim.uffd_register(&range, UFFD_MISSING);
+    /*
+     * UFFDIO_MOVE wants the target to be registered, no matter for what.  Not
+     * for missing pages, if that can be had: a page that was freed lazily may
+     * be reclaimed while it is staged, and reading it would wait for ever.
+     */
+    return prim.uffd_register(&range, e->wp_async ? UFFD_PROTECT
+                                                  : UFFD_MISSING);
 }
 
 int merge_init(KsmEngine *e)
@@ -189,6 +196,12 @@ static unsigned isolate_move(KsmEngine *e, Isolation *s)
     return moved;
 }
 
+/* Is there no mapping at part of the range? */
+static bool range_has_gap(void *addr, size_t len)
+{
+    return prim.advise(addr, len, MADV_NORMAL) == -ENOMEM;
+}
+
 /* Staged pages to be put back from @i on, up to @end. */
 static unsigned staged_run(KsmEngine *e, const Isolation *s, unsigned i,
                            unsigned end)
@@ -232,7 +245,7 @@ static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
             piece = ret == 0 ? n : piece;
             continue;
         }
-        if (tries > 1000 && k == 1 && (ret == -ENOENT || ret == -EINVAL)) {
+        if (tries > 1000 && k == 1 && range_has_gap(to, PAGE_BYTES)) {
             g_warning("libksm: registered memory was unmapped");
             return;
         }
@@ -248,12 +261,6 @@ static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
     }
 }
 
-/* Is there no mapping at part of the range? */
-static bool range_has_gap(void *addr, size_t len)
-{
-    return prim.advise(addr, len, MADV_NORMAL) == -ENOMEM;
-}
-
 /* Maps the pool over a run.  False: the range is still as it was. */
 static bool map_run(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
 {
@@ -263,9 +270,9 @@ static bool map_run(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
 
     for (unsigned tries = 0; ; tries++) {
         if (prim.map(addr, len, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, e->pool.map_fd,
-                     offset)) {
-            region_attributes(s->r, addr, len);
+                     MAP_PRIVATE | MAP_FIXED | s->r->map_flags,
+                     e->pool.map_fd, offset)) {
+            region_attributes(s->r, addr, len, ATTR_SHARED);
             e->vmas.since += 2;
             return true;
         }
@@ -387,9 +394,12 @@ static void span_release(KsmEngine *e, Isolation *s)
     UffdRange range = span_range(e, s);
     unsigned tries = 0;
 
-    while (prim.uffd_unregister(&range) < 0 && ++tries < 10000) {
-        prim.pause(tries > 8 ? 1000 : 0);
-    }
+    int ret;
+
+    do {
+        ret = prim.uffd_unregister(&range);
+        prim.pause(ret < 0 && tries > 8 ? 1000 : 0);
+    } while (ret < 0 && ret != -EINVAL && ++tries < 10000);
     tries = 0;
     while (prim.uffd_wake(&range) < 0 && ++tries < 10000) {
         prim.pause(tries > 8 ? 1000 : 0);
@@ -587,12 +597,10 @@ static bool span_isolate(KsmEngine *e, Isolation *s)
     if (ret < 0) {
         s->r->chunk[s->page / CHUNK_PAGES].reason =
             ret == -ENOMEM ? KSM_REASON_VMA_LIMIT : KSM_REASON_NO_MEMORY;
-        for (unsigned i = 0; i < s->n; i++) {
-            run_drop(e, s->at + i);
-            e->plan.act[s->at + i] = ACT_STAY;
-        }
+        not_moved(e, s, 0, s->n, ACT_STAY);
         return false;
     }
+    s->registered = true;
     return isolate_move(e, s) > 0;
 }
 
@@ -607,7 +615,9 @@ static bool span_carry_out(KsmEngine *e, Isolation *s, bool *busy)
         *busy = span_replace(e, s);
     }
     cpu = prim.cpu_ns();
-    span_release(e, s);
+    if (s->registered) {
+        span_release(e, s);
+    }
     average(&e->merge.isolate_ns, fixed + prim.cpu_ns() - cpu);
     start = prim.now_ns() - start;
     engine_stall(e, start);
@@ -623,7 +633,9 @@ static unsigned span_merge(KsmEngine *e, Isolation *s)
     unsigned merged;
 
     moved = span_carry_out(e, s, &busy);
-    span_track(e, s);
+    if (s->registered) {
+        span_track(e, s);
+    }
     if (moved) {
         bool whole = s->kinds_known && (e->merge.kinds[0] & PM_HUGE);
 
@@ -653,7 +665,9 @@ unsigned merge_plan(KsmEngine *e)
     bool huge = (c->flags & CHUNK_HUGE) && p->n_spans == 1 &&
                 p->span[0].n == CHUNK_PAGES;
     unsigned merged = 0;
+    sigset_t old;
 
+    prim.signals_block(&old);
     for (unsigned i = 0; i < p->n_spans; i++) {
         PlanSpan *span = &p->span[i];
         Isolation s = {
@@ -668,6 +682,7 @@ unsigned merge_plan(KsmEngine *e)
                   span->first * PAGE_BYTES;
         merged += span_merge(e, &s);
     }
+    prim.signals_restore(&old);
     region_count_runs(r, p->chunk);
     if (p->chunk + 1 < r->n_chunks) {
         region_count_runs(r, p->chunk + 1);
@@ -759,7 +774,7 @@ static int replace_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
         region_leave(r, i, PAGE_NEW);
         page_mark(r, i, true);
     }
-    region_attributes(r, page_addr(r, page), len);
+    region_attributes(r, page_addr(r, page), len, ATTR_OWN);
     dirty_track(r, page, n);
     return 0;
 }
@@ -804,6 +819,7 @@ static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 {
     UffdRange range = { e->uffd_wp, page_addr(r, page), n * PAGE_BYTES };
     const KsmRegionOps *ops = r->ops;
+    sigset_t old;
     int ret;
 
     if (e->uffd_wp < 0) {
@@ -814,6 +830,7 @@ static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     if (ret < 0) {
         return ret;
     }
+    prim.signals_block(&old);
     ret = prim.uffd_protect(&range, true);
     if (ret < 0) {
         unblock(e, r, page, n);
@@ -826,6 +843,7 @@ static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     for (unsigned i = 0; prim.uffd_wake(&range) < 0 && i < 1000; i++) {
         prim.pause(100);
     }
+    prim.signals_restore(&old);
     return ret;
 }
 

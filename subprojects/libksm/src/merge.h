@@ -16,8 +16,10 @@
  * by UFFDIO_MOVE needs no memory, which is why that ends.
  * UFFDIO_MOVE may stop in the middle; what it says it moved counts.
  * A hole that was there before must be there after: staged pages that are
- * not populated are neither read (the staging area is registered as well:
- * that would wait for ever) nor put back.
+ * not populated are not put back.  Nor read: where the staging area could
+ * only be registered for missing pages, that would wait for ever.
+ * While pages are staged the engine's thread must not touch the region: so
+ * signals, whose handlers might, are blocked.
  */
 #ifndef KSM_MERGE_H
 #define KSM_MERGE_H

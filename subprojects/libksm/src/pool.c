@@ -19,7 +19,29 @@
 #include "region.h"
 
 #define FILE_STEP       8192u   /* slots: the file grows by 32 MiB */
+#define PATTERN_PIECE   64u     /* pages of a pattern written at once */
 #define SEARCH_WORDS    4096u   /* of the bitmap looked at for a free run */
+
+static void *anonymous(size_t len)
+{
+    return prim.map(NULL, len, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+/*
+ * Would the pool be made of huge pages?  A hole punched into one is zeroes
+ * written in place, which whoever still refers to the page would see: then
+ * nothing is given up at all.
+ */
+static bool shmem_is_huge(void)
+{
+    g_autofree char *text =
+        prim_read_file("/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+                       NULL);
+
+    return text && (strstr(text, "[always]") || strstr(text, "[force]") ||
+                    strstr(text, "[within_size]"));
+}
 
 int pool_init(KsmPool *p, unsigned max_sharing)
 {
@@ -30,6 +52,11 @@ int pool_init(KsmPool *p, unsigned max_sharing)
     p->max_sharing = MIN(max_sharing, SLOT_USERS);
     p->patterns = g_hash_table_new_full(NULL, NULL, NULL, g_free);
     p->blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    p->piece = anonymous(PATTERN_PIECE * PAGE_BYTES);
+    if (!p->piece) {
+        return -ENOMEM;
+    }
+    p->keep_all = shmem_is_huge();
     p->fd = prim.memfd("libksm-pool");
     if (p->fd < 0) {
         return p->fd;
@@ -61,6 +88,9 @@ static void arrays_free(KsmPool *p)
 void pool_free(KsmPool *p)
 {
     arrays_free(p);
+    if (p->piece) {
+        prim.unmap(p->piece, PATTERN_PIECE * PAGE_BYTES);
+    }
     if (p->fd >= 0) {
         prim.close(p->fd);
     }
@@ -71,12 +101,6 @@ void pool_free(KsmPool *p)
         g_hash_table_unref(p->patterns);
         g_array_unref(p->blocks);
     }
-}
-
-static void *anonymous(size_t len)
-{
-    return prim.map(NULL, len, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
 int pool_reserve(KsmPool *p, size_t pages)
@@ -178,6 +202,11 @@ static int file_grow(KsmPool *p, size_t slots)
     if (slots <= p->file_slots) {
         return 0;
     }
+    /* past this limit the kernel would send a signal */
+    size = MIN(size, prim.file_limit() / PAGE_BYTES);
+    if (size < slots) {
+        return -EFBIG;
+    }
     ret = prim.truncate(p->fd, size * PAGE_BYTES);
     if (ret == 0) {
         p->file_slots = size;
@@ -275,9 +304,11 @@ static void slot_give_up(KsmPool *p, uint32_t slot)
         pool_flush(p);
     }
     if (p->n_punch == G_N_ELEMENTS(p->punch)) {
-        /* cannot be punched: take it again as it is, content and all */
-        slots_mark(p, slot, 1, false);
-        p->n_free++;
+        /*
+         * Cannot be punched, and is not written over: something may still
+         * refer to the page itself (a pipe, a packet on its way).
+         */
+        p->leaked++;
         return;
     }
     p->punch[p->n_punch++] = slot;
@@ -337,7 +368,10 @@ static void punch_block(KsmPool *p, uint32_t first)
         p->leaked += CHUNK_PAGES;
         return;
     }
-    prim.punch(p->fd, (off_t)first * PAGE_BYTES, CHUNK_BYTES);
+    if (prim.punch(p->fd, (off_t)first * PAGE_BYTES, CHUNK_BYTES) < 0) {
+        p->leaked += CHUNK_PAGES;
+        return;
+    }
     memset(p->users + first, 0, CHUNK_PAGES * sizeof(*p->users));
     g_array_append_val(p->blocks, first);
 }
@@ -404,8 +438,8 @@ void pool_user_drop(KsmPool *p, uint32_t slot)
 static int pattern_fill(KsmPool *p, KsmPattern *t, const void *page,
                         unsigned filled)
 {
-    static const unsigned piece = 64;
-    g_autofree char *buf = g_malloc(piece * PAGE_BYTES);
+    const unsigned piece = PATTERN_PIECE;
+    char *buf = p->piece;
 
     for (unsigned i = 0; i < MIN(piece, filled - t->filled); i++) {
         memcpy(buf + i * PAGE_BYTES, page, PAGE_BYTES);

@@ -53,8 +53,9 @@ typedef struct KsmPool {
     uint16_t *users;        /* per slot, with SLOT_PATTERN and _INDEXED */
     uint64_t *taken;        /* bitmap */
     uint64_t *kept;         /* bitmap: a forked child may map it; or NULL */
-    bool keep_all;          /* kept could not be had: give up nothing */
+    bool keep_all;          /* give up nothing */
     uint64_t leaked;        /* slots without users that are kept */
+    char *piece;            /* buffer: part of a pattern */
     unsigned max_sharing;
     uint64_t shared;        /* slots with users */
     uint64_t sharing;       /* users of all slots */

@@ -14,6 +14,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -259,6 +260,30 @@ static ssize_t real_pagemap(PmScan *scan)
     return ret;
 }
 
+static void real_signals_block(sigset_t *old)
+{
+    sigset_t all;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, old);
+}
+
+static void real_signals_restore(const sigset_t *old)
+{
+    pthread_sigmask(SIG_SETMASK, old, NULL);
+}
+
+static size_t real_file_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) < 0 ||
+        limit.rlim_cur == RLIM_INFINITY) {
+        return SIZE_MAX;
+    }
+    return limit.rlim_cur;
+}
+
 static uint64_t read_clock(clockid_t id)
 {
     struct timespec ts;
@@ -317,6 +342,9 @@ static void real_pause(unsigned us)
     .uffd_move = real_uffd_move, \
     .uffd_copy = real_uffd_copy, \
     .pagemap = real_pagemap, \
+    .signals_block = real_signals_block, \
+    .signals_restore = real_signals_restore, \
+    .file_limit = real_file_limit, \
     .cpu_ns = real_cpu_ns, \
     .now_ns = real_now_ns, \
     .random = real_random, \

@@ -11,6 +11,7 @@
 #ifndef KSM_PRIM_H
 #define KSM_PRIM_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -100,6 +101,10 @@ typedef struct KsmPrim {
     int (*uffd_copy)(int fd, void *to, const void *from, size_t len,
                      size_t *done);
     ssize_t (*pagemap)(PmScan *scan);   /* number of ranges */
+    /* signals of this thread; these do not fail */
+    void (*signals_block)(sigset_t *old);
+    void (*signals_restore)(const sigset_t *old);
+    size_t (*file_limit)(void);         /* RLIMIT_FSIZE */
     /* clocks and chance; these do not fail */
     uint64_t (*cpu_ns)(void);           /* of this thread */
     uint64_t (*now_ns)(void);

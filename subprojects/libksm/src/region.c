@@ -97,14 +97,19 @@ void region_count_runs(KsmRegion *r, size_t chunk)
     c->runs = runs;
 }
 
-void region_attributes(KsmRegion *r, void *addr, size_t len)
+void region_attributes(KsmRegion *r, void *addr, size_t len, AttrKind kind)
 {
     if (r->ops && r->ops->mapped) {
         r->ops->mapped(r->opaque, addr, len);
         return;
     }
     for (unsigned i = 0; i < r->n_advice; i++) {
-        prim.advise(addr, len, r->advice[i]);
+        bool huge = r->advice[i] == MADV_HUGEPAGE ||
+                    r->advice[i] == MADV_NOHUGEPAGE;
+
+        if (kind == ATTR_OWN || !huge) {
+            prim.advise(addr, len, r->advice[i]);
+        }
     }
     if (r->policy > 0) {
         prim.policy_set(addr, len, r->policy, r->policy_mask,
@@ -119,7 +124,7 @@ int region_map_anonymous(KsmRegion *r, size_t page, size_t n)
 
     for (unsigned tries = 0; ; tries++) {
         if (prim.map(addr, len, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | r->map_flags,
                      -1, 0)) {
             break;
         }
@@ -131,7 +136,7 @@ int region_map_anonymous(KsmRegion *r, size_t page, size_t n)
             prim.pause(1000);
         }
     }
-    region_attributes(r, addr, len);
+    region_attributes(r, addr, len, ATTR_OWN);
     return 0;
 }
 
@@ -189,6 +194,7 @@ static const char *flag_refused(const char *flag)
         { "lo", "the memory is locked" },
         { "io", "the memory is of a device" },
         { "pf", "the memory is of a device" },
+        { "wf", "the memory is wiped on fork" },
         { "um", "the memory is watched by another userfaultfd" },
         { "uw", "the memory is watched by another userfaultfd" },
         { "ui", "the memory is watched by another userfaultfd" },
@@ -202,42 +208,47 @@ static const char *flag_refused(const char *flag)
     return NULL;
 }
 
-static void flag_keep(KsmRegion *r, const char *flag)
-{
-    static const struct {
-        const char *flag;
-        int advice;
-    } keep[] = {
-        { "dc", MADV_DONTFORK },
-        { "dd", MADV_DONTDUMP },
-        { "hg", MADV_HUGEPAGE },
-        { "nh", MADV_NOHUGEPAGE },
-        { "wf", MADV_WIPEONFORK },
-    };
+static const struct {
+    const char *flag;
+    int advice;
+} flags_kept[] = {
+    { "dc", MADV_DONTFORK },
+    { "dd", MADV_DONTDUMP },
+    { "hg", MADV_HUGEPAGE },
+    { "nh", MADV_NOHUGEPAGE },
+};
 
-    for (unsigned i = 0; i < G_N_ELEMENTS(keep); i++) {
-        bool known = false;
+/* Keeps the attributes of the first mapping; the others must have them. */
+static const char *flags_keep(KsmRegion *r, const gchar *const *flags)
+{
+    for (unsigned i = 0; i < G_N_ELEMENTS(flags_kept); i++) {
+        bool set = g_strv_contains(flags, flags_kept[i].flag), had = false;
 
         for (unsigned k = 0; k < r->n_advice; k++) {
-            known |= r->advice[k] == keep[i].advice;
+            had |= r->advice[k] == flags_kept[i].advice;
         }
-        if (!strcmp(flag, keep[i].flag) && !known &&
-            r->n_advice < G_N_ELEMENTS(r->advice)) {
-            r->advice[r->n_advice++] = keep[i].advice;
+        if (!r->seen_flags && set) {
+            r->advice[r->n_advice++] = flags_kept[i].advice;
+        } else if (r->seen_flags && set != had && i < 2) {
+            return "its parts differ in MADV_DONTFORK or MADV_DONTDUMP";
         }
     }
+    if (!r->seen_flags && g_strv_contains(flags, "nr")) {
+        r->map_flags = MAP_NORESERVE;
+    }
+    r->seen_flags = true;
+    return NULL;
 }
 
 static const char *flags_look(KsmRegion *r, const char *line)
 {
-    g_auto(GStrv) flags = g_strsplit(line + strlen("VmFlags:"), " ", -1);
+    g_auto(GStrv) flags = g_strsplit(line + strlen("VmFlags: "), " ", -1);
     const char *why = NULL;
 
     for (unsigned i = 0; flags[i] && !why; i++) {
         why = flag_refused(flags[i]);
-        flag_keep(r, flags[i]);
     }
-    return why;
+    return why ? why : flags_keep(r, (const gchar *const *)flags);
 }
 
 /* Why the range cannot be registered, or NULL. */

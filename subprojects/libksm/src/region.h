@@ -87,6 +87,8 @@ struct KsmRegion {
     bool tracking;          /* registered for async write-protect */
     const char *inhibited;  /* what the op said last */
     /* attributes to give to what is mapped anew */
+    int map_flags;          /* MAP_NORESERVE, if the memory has it */
+    bool seen_flags;        /* of the first mapping */
     int advice[4];
     unsigned n_advice;
     int policy;             /* NUMA; -1: none */
@@ -149,7 +151,12 @@ void region_leave(KsmRegion *r, size_t page, PageState state);
 void region_count_runs(KsmRegion *r, size_t chunk);
 
 /* Attributes of the region for a range mapped anew. */
-void region_attributes(KsmRegion *r, void *addr, size_t len);
+typedef enum AttrKind {
+    ATTR_OWN,           /* anonymous memory */
+    ATTR_SHARED,        /* the pool: not those about huge pages */
+} AttrKind;
+
+void region_attributes(KsmRegion *r, void *addr, size_t len, AttrKind kind);
 
 /*
  * Maps anonymous memory over the range; its content is gone.  Never leaves a

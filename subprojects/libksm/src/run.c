@@ -21,6 +21,7 @@
 
 #define COST_PER_PAGE_MAX   UINT64_C(12000) /* ns a saved page may cost */
 #define RECOUNT_NS          (UINT64_C(10) * 1000000000)
+#define VMAS_GUESS          65530u  /* vm.max_map_count where not readable */
 #define SPAN_MIN            32u /* pages: no span is cut shorter */
 #define SPAN_COST_NS        UINT64_C(15000) /* a shootdown */
 
@@ -290,6 +291,25 @@ static unsigned plan_whole(KsmPlan *p)
     return kept;
 }
 
+/* Is all of the chunk in the region? */
+static bool region_has(const KsmRegion *r, size_t chunk)
+{
+    const char *from = page_addr(r, chunk * CHUNK_PAGES);
+
+    return from >= r->addr && from + CHUNK_BYTES <= r->addr + r->len;
+}
+
+/*
+ * Swapped-out pages are left where they are: before Linux 6.16 moving one
+ * while it is swapped in could lose it.
+ */
+static bool page_is_movable(const KsmRegion *r, size_t page)
+{
+    PageState s = page_state(r, page);
+
+    return s != PAGE_OUTSIDE && s != PAGE_SWAPPED && !page_is_mapped(r, page);
+}
+
 /* Parts of the chunk to isolate; returns pages that will be put back. */
 static unsigned plan_spans(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -301,15 +321,15 @@ static unsigned plan_spans(KsmEngine *e, KsmRegion *r, size_t chunk)
     PlanSpan *s = NULL;
 
     most = MAX(most, SPAN_MIN);
-    if ((c->flags & CHUNK_HUGE) && !c->mapped) {
+    if ((c->flags & CHUNK_HUGE) && !c->mapped && region_has(r, chunk)) {
         return plan_whole(p);
     }
     p->n_spans = 0;
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
         size_t page = chunk * CHUNK_PAGES + i;
 
-        if (page_state(r, page) == PAGE_OUTSIDE || page_is_mapped(r, page)) {
-            s = NULL;   /* cannot be moved */
+        if (!page_is_movable(r, page)) {
+            s = NULL;
         } else if (p->act[i] == ACT_KEEP) {
             continue;
         } else if (s && i - (s->first + s->n) <= gap &&
@@ -454,21 +474,30 @@ bool run_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
     return true;
 }
 
+/* Lines of /proc/self/maps; negative: cannot be read. */
+static ssize_t maps_lines(KsmEngine *e)
+{
+    char buf[4096];
+    ssize_t n, lines = 0;
+    off_t at = 0;
+
+    while ((n = prim.read_at(e->maps, buf, sizeof(buf), at)) > 0) {
+        for (ssize_t i = 0; i < n; i++) {
+            lines += buf[i] == '\n';
+        }
+        at += n;
+    }
+    return n < 0 ? n : lines;
+}
+
 static void vmas_count(KsmEngine *e)
 {
-    size_t len = 0;
-    g_autofree char *text = prim_read_file("/proc/self/maps", &len);
     g_autofree char *max = prim_read_file("/proc/sys/vm/max_map_count", NULL);
-    size_t limit = max ? g_ascii_strtoull(max, NULL, 10) : 65530;
-    size_t used = 0;
+    size_t limit = max ? g_ascii_strtoull(max, NULL, 10) : VMAS_GUESS;
+    ssize_t lines = maps_lines(e);
 
-    for (size_t i = 0; text && i < len; i++) {
-        used += text[i] == '\n';
-    }
     e->vmas.limit = limit * (100 - e->cfg.vma_reserve_percent) / 100;
-    if (text) {
-        e->vmas.used = used;
-    }
+    e->vmas.used = lines < 0 ? e->vmas.used + e->vmas.since : lines;
     e->vmas.since = 0;
     e->vmas.counted = prim.now_ns();
 }
