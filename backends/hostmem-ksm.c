@@ -125,6 +125,7 @@ static void ksm_backend_complete(UserCreatable *uc, Error **errp)
     backend->merge = true;
     if (!*errp) {
         ksm->guest = ksm_guest_new(ksm);
+        ksm->balloon = ksm_balloon_new(ksm);
     }
 }
 
@@ -233,8 +234,7 @@ static void ksm_backend_set_free_policy(Object *obj, int value, Error **errp)
 {
     HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(obj);
 
-    if (ksm_backend_may_set(ksm, "free-policy", errp) &&
-        ksm_backend_set_needs_engine(ksm, "free-policy", errp)) {
+    if (ksm_backend_may_set(ksm, "free-policy", errp)) {
         ksm->free_policy = value;
     }
 }
@@ -349,6 +349,7 @@ static void ksm_backend_finalize(Object *obj)
 {
     HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(obj);
 
+    g_clear_pointer(&ksm->balloon, ksm_balloon_free);
     g_clear_pointer(&ksm->guest, ksm_guest_free);
     g_free(ksm->group);
 }

@@ -489,6 +489,14 @@ static void guests_tune(KsmRunner *runner)
     ksm_runner_tune(runner, &all);
 }
 
+int ksm_guest_hint(KsmGuest *guest, uint64_t start, size_t length)
+{
+    QEMU_LOCK_GUARD(&guest->lock);
+
+    return guest->region ? ksm_free_hint(guest->region, start, length)
+                         : -ENOENT;
+}
+
 static void guest_init_ours(KsmGuest *guest)
 {
     HostMemoryBackendKsm *backend = guest->backend;

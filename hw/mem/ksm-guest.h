@@ -25,6 +25,12 @@ bool ksm_guest_is_ours(const KsmGuest *guest);
 void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info);
 
 /*
+ * Scopes zero and vm: the guest does not need the content of the range any
+ * more.  0, or -errno: then it has to be discarded.
+ */
+int ksm_guest_hint(KsmGuest *guest, uint64_t start, size_t length);
+
+/*
  * Marks the RAM for the kernel's KSM, or the contrary.  errno of the kernel's
  * refusal, or 0.
  */

@@ -83,6 +83,8 @@ static void print_host(Monitor *mon, MemoryKsmHostStats *host)
                 host->pages_volatile);
     print_pages(mon, "zero", host->has_zero_pages, host->zero_pages);
     print_size(mon, "profit", host->has_profit, host->profit);
+    print_pages(mon, "lazily freed", host->has_lazy_reclaimed,
+                host->lazy_reclaimed);
     print_count(mon, "full scans", host->has_full_scans, host->full_scans);
     print_count(mon, "pages scanned", host->has_pages_scanned,
                 host->pages_scanned);
@@ -118,7 +120,6 @@ static void print_engine(Monitor *mon, MemoryKsmBackendStats *b)
     print_count(mon, "pinned", b->has_pinned, b->pinned);
     print_count(mon, "busy", b->has_busy, b->busy);
     print_count(mon, "written since", b->has_cow_broken, b->cow_broken);
-    print_count(mon, "free hinted", b->has_free_hinted, b->free_hinted);
     print_count(mon, "huge pages split", b->has_huge_split, b->huge_split);
     print_size(mon, "metadata", b->has_metadata, b->metadata);
     print_size(mon, "page tables", b->has_page_tables, b->page_tables);
@@ -140,8 +141,12 @@ static void print_backend(Monitor *mon, MemoryKsmBackendStats *b)
     print_state(mon, b->state, b->reasons);
     print_size(mon, "size", true, b->size);
     print_size(mon, "resident", b->has_resident, b->resident);
+    print_size(mon, "used", b->has_used, b->used);
     print_pages(mon, "merged", b->has_pages_merged, b->pages_merged);
-    print_size(mon, "lazily freed", b->has_lazy_free, b->lazy_free);
+    print_size(mon, "lazily free", b->has_lazy_free, b->lazy_free);
+    print_pages(mon, "freed by guest", b->has_free_hinted, b->free_hinted);
+    print_pages(mon, "freed at once", b->has_free_eager, b->free_eager);
+    print_pages(mon, "freed after all", b->has_free_decayed, b->free_decayed);
     print_engine(mon, b);
 }
 

@@ -58,6 +58,20 @@ void ksm_kernel_read_host(const char *sysfs, KsmKernelHost *host)
     }
 }
 
+void ksm_kernel_read_vmstat(const char *vmstat, KsmKernelHost *host)
+{
+    g_autofree char *text = NULL;
+    const char *at;
+
+    host->lazy_reclaimed = (KsmKernelValue) { };
+    if (g_file_get_contents(vmstat, &text, NULL, NULL)) {
+        at = strstr(text, "\npglazyfreed ");
+        if (at) {
+            value_parse(&host->lazy_reclaimed, at + strlen("\npglazyfreed "));
+        }
+    }
+}
+
 void ksm_kernel_read_process(const char *proc, KsmKernelProcess *process)
 {
     static const KsmKernelField fields[] = {

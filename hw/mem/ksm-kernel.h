@@ -3,10 +3,10 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Reads /sys/kernel/mm/ksm, /proc/self/ksm_stat and /proc/self/smaps.  Files
- * that are missing or may not be read are a normal condition, not an error:
- * the values in them are then not known.  The directories are arguments so
- * that tests can bring their own.
+ * Reads /sys/kernel/mm/ksm, /proc/self/ksm_stat, /proc/self/smaps and
+ * /proc/vmstat.  Files that are missing or may not be read are a normal
+ * condition, not an error: the values in them are then not known.  The paths
+ * are arguments so that tests can bring their own.
  *
  * Leaves to others: what to make of the values (ksm-stats.c).
  */
@@ -15,6 +15,7 @@
 
 #define KSM_KERNEL_SYSFS "/sys/kernel/mm/ksm"
 #define KSM_KERNEL_PROC "/proc/self"
+#define KSM_KERNEL_VMSTAT "/proc/vmstat"
 
 /* A number from one of the kernel's files. */
 typedef struct KsmKernelValue {
@@ -38,6 +39,7 @@ typedef struct KsmKernelHost {
     KsmKernelValue full_scans;
     KsmKernelValue zero_pages;
     KsmKernelValue profit;      /* bytes, signed */
+    KsmKernelValue lazy_reclaimed;  /* pages, since boot; not from sysfs */
 } KsmKernelHost;
 
 /* /proc/self/ksm_stat: this process. */
@@ -60,6 +62,7 @@ typedef struct KsmKernelRange {
 } KsmKernelRange;
 
 void ksm_kernel_read_host(const char *sysfs, KsmKernelHost *host);
+void ksm_kernel_read_vmstat(const char *vmstat, KsmKernelHost *host);
 void ksm_kernel_read_process(const char *proc, KsmKernelProcess *process);
 void ksm_kernel_read_ranges(const char *proc, KsmKernelRange *ranges,
                             unsigned n_ranges);

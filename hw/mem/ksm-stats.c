@@ -8,6 +8,7 @@
  */
 
 #include "qemu/osdep.h"
+#include "hw/mem/ksm-balloon.h"
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm.h"
 #include "ksm-guest.h"
@@ -109,6 +110,7 @@ static MemoryKsmHostStats *host_stats(const KsmKernelHost *kernel)
     COPY_KNOWN(host, full_scans, kernel->full_scans);
     COPY_KNOWN(host, zero_pages, kernel->zero_pages);
     COPY_KNOWN(host, profit, kernel->profit);
+    COPY_KNOWN(host, lazy_reclaimed, kernel->lazy_reclaimed);
     return host;
 }
 
@@ -176,11 +178,8 @@ static void kernel_backend_stats(HostMemoryBackendKsm *ksm,
                                  const KsmKernelRange *range,
                                  MemoryKsmBackendStats *stats)
 {
-    stats->has_mergeable = stats->has_resident = range->known;
-    stats->has_lazy_free = range->known;
+    stats->has_mergeable = range->known;
     stats->mergeable = range->mergeable;
-    stats->resident = range->resident;
-    stats->lazy_free = range->lazy_free;
     stats->has_pages_merged = range->merged.known;
     stats->pages_merged = range->merged.value / qemu_real_host_page_size();
     kernel_backend_reasons(ksm, input, range, stats);
@@ -280,7 +279,6 @@ static void engine_backend_counts(const KsmGuestInfo *info,
     COPY(stats, region, busy);
     COPY(stats, region, cow_broken);
     COPY(stats, region, free_hinted);
-    COPY(stats, region, lazy_free);
     /* of the engine as a whole */
     COPY(stats, engine, pages_scanned);
     COPY(stats, engine, pages_skipped);
@@ -315,6 +313,27 @@ static void engine_backend_stats(HostMemoryBackendKsm *ksm,
     }
 }
 
+/* What the guest has given back, and why it does not. */
+static void freed_backend_stats(HostMemoryBackendKsm *ksm,
+                                MemoryKsmBackendStats *stats)
+{
+    const char *inert = ksm_balloon_inert();
+    KsmBalloonStats freed;
+
+    if (ksm_balloon_get_stats(ksm, &freed)) {
+        stats->has_free_hinted = true;
+        stats->free_hinted = freed.hinted;
+        stats->has_free_eager = true;
+        stats->free_eager = freed.eager;
+        stats->has_free_decayed = true;
+        stats->free_decayed = freed.decayed;
+    }
+    if (inert) {
+        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_BALLOON_INERT,
+                   inert, 0);
+    }
+}
+
 static MemoryKsmBackendStats *backend_stats(HostMemoryBackendKsm *ksm,
                                             const KsmStatsInput *input,
                                             const KsmKernelRange *range)
@@ -324,11 +343,16 @@ static MemoryKsmBackendStats *backend_stats(HostMemoryBackendKsm *ksm,
     stats->id = g_strdup(object_get_canonical_path_component(OBJECT(ksm)));
     stats->scope = ksm->scope;
     stats->size = MEMORY_BACKEND(ksm)->size;
+    stats->has_resident = stats->has_used = stats->has_lazy_free = range->known;
+    stats->resident = range->resident;
+    stats->lazy_free = range->lazy_free;
+    stats->used = range->resident - MIN(range->resident, range->lazy_free);
     if (ksm_guest_is_ours(ksm->guest)) {
         engine_backend_stats(ksm, stats);
     } else {
         kernel_backend_stats(ksm, input, range, stats);
     }
+    freed_backend_stats(ksm, stats);
     return stats;
 }
 
@@ -358,6 +382,7 @@ MemoryKsmStats *qmp_query_ksm_stats(Error **errp)
         ranges[i].size = memory_region_size(&backend->mr);
     }
     ksm_kernel_read_host(KSM_KERNEL_SYSFS, &input.host);
+    ksm_kernel_read_vmstat(KSM_KERNEL_VMSTAT, &input.host);
     ksm_kernel_read_process(KSM_KERNEL_PROC, &input.process);
     if (backends->len) {
         ksm_kernel_read_ranges(KSM_KERNEL_PROC, ranges, backends->len);

@@ -6,6 +6,7 @@
 #ifndef SYSTEM_HOSTMEM_KSM_H
 #define SYSTEM_HOSTMEM_KSM_H
 
+#include "hw/mem/ksm-balloon.h"
 #include "hw/mem/ksm.h"
 #include "qapi/qapi-types-qom.h"
 #include "qom/object_interfaces.h"
@@ -37,6 +38,7 @@ struct HostMemoryBackendKsm {
     const char *needs_engine;
 
     KsmGuest *guest;    /* NULL until the memory is there */
+    KsmBalloon *balloon;        /* the same */
 };
 
 #endif /* SYSTEM_HOSTMEM_KSM_H */

@@ -100,6 +100,8 @@ static bool vma_read(FILE *smaps, size_t size, KsmVma *vma)
             found = kib == size >> 10;
         } else if (found && sscanf(line, "Rss: %zu kB", &kib) == 1) {
             vma->resident = kib << 10;
+        } else if (found && sscanf(line, "LazyFree: %zu kB", &kib) == 1) {
+            vma->lazy_free = kib << 10;
         } else if (g_str_has_prefix(line, "VmFlags:")) {
             if (found) {
                 g_strchomp(line);

@@ -42,6 +42,7 @@ QTestState *ksm_init_sysfs(const char *dir, const char *args);
 typedef struct KsmVma {
     uintptr_t start;
     size_t resident;
+    size_t lazy_free;
     char *flags;        /* " rd wr mr mg " */
 } KsmVma;
 

@@ -1,0 +1,84 @@
+/*
+ * Guest RAM that the guest gives back
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * virtio-balloon asks here before it discards: RAM of a memory-backend-ksm is
+ * given back as the backend's property 'free-policy' says, other RAM is left
+ * to the caller.  All functions are called with the BQL held.
+ */
+#ifndef HW_MEM_KSM_BALLOON_H
+#define HW_MEM_KSM_BALLOON_H
+
+#include "hw/mem/ksm.h"
+
+/* What becomes of the RAM of one memory-backend-ksm that is given back. */
+typedef struct KsmBalloon KsmBalloon;
+
+/* Pages of one backend that were given back, since it was made. */
+typedef struct KsmBalloonStats {
+    uint64_t hinted;            /* all of them */
+    uint64_t eager;             /* of them: went back to the host at once */
+    uint64_t decayed;           /* went back after having been free a while */
+} KsmBalloonStats;
+
+#ifdef CONFIG_LINUX
+
+/**
+ * ksm_balloon_give: gives a range of RAM back that the guest says is free.
+ *
+ * Its content is then the old one or zeroes, page by page, until it is
+ * written.  The caller has made sure that RAM may be discarded now.
+ *
+ * Return: false if the caller is to discard it, as always.
+ */
+bool ksm_balloon_give(RAMBlock *rb, uint64_t start, size_t length);
+
+/**
+ * ksm_balloon_collect: as ksm_balloon_give(), but ranges next to each other
+ * are given back together, at the latest by ksm_balloon_flush().
+ *
+ * The guest must not be told in between that the device is done with them.
+ */
+bool ksm_balloon_collect(RAMBlock *rb, uint64_t start, size_t length);
+void ksm_balloon_flush(void);
+
+/**
+ * ksm_balloon_new: for the memory of @backend, which must be there.
+ */
+KsmBalloon *ksm_balloon_new(HostMemoryBackendKsm *backend);
+void ksm_balloon_free(KsmBalloon *balloon);
+
+/**
+ * ksm_balloon_get_stats: Return: false if it is not known.
+ */
+bool ksm_balloon_get_stats(HostMemoryBackendKsm *backend,
+                           KsmBalloonStats *stats);
+
+/**
+ * ksm_balloon_inert: why the guest gives nothing back, or nothing of that is
+ * released.  NULL if that works; else static text.
+ */
+const char *ksm_balloon_inert(void);
+
+#else
+
+static inline bool ksm_balloon_give(RAMBlock *rb, uint64_t start,
+                                    size_t length)
+{
+    return false;
+}
+
+static inline bool ksm_balloon_collect(RAMBlock *rb, uint64_t start,
+                                       size_t length)
+{
+    return false;
+}
+
+static inline void ksm_balloon_flush(void)
+{
+}
+
+#endif /* CONFIG_LINUX */
+
+#endif /* HW_MEM_KSM_BALLOON_H */
