@@ -34,6 +34,8 @@ EXIT_LACKING = 3
 OUTPUT = TOP / "build/demo"
 
 out = Console(highlight=False)
+if not out.is_terminal:
+    out.width = 100
 err = Console(stderr=True, highlight=False)
 
 
@@ -52,6 +54,9 @@ TITLES = {
     "zero": "memory-backend-ksm, scope=zero",
     "vm": "memory-backend-ksm, scope=vm",
 }
+
+
+SHORT = {"plain": "plain + ksmd", "host": "host (ksmd)", "zero": "zero", "vm": "vm"}
 
 
 def mib(size: float) -> str:
@@ -169,14 +174,14 @@ def summary(result: RunResult) -> None:
 
 def comparison(results: list[RunResult]) -> None:
     table = Table(title="Comparison", title_justify="left")
-    table.add_column("")
+    table.add_column("scope")
     for name in ("resident", "saved", "", "CPU", "95 % after", "CPU until then"):
         table.add_column(name, justify="right")
     table.add_column("data")
     for result in results:
         reached, cpu = result.seconds_to(0.95), result.cpu_to(0.95)
         table.add_row(
-            TITLES[result.scope],
+            SHORT[result.scope],
             f"{result.resident_mib:.0f} MiB",
             f"{result.saved_mib:.0f} MiB",
             f"{result.saved_percent:.0f} %",

@@ -202,22 +202,41 @@ def knows_natively(connection: Any, root: Element) -> bool:
     return "ksm" in values
 
 
-def check_emulator(path: str) -> None:
-    """Has this QEMU the object?  Asked only where the file is here."""
+def check_emulator(path: str, tunables: dict[str, Any]) -> list[str]:
+    """Has this QEMU the object, and takes it the settings?  Asked only where
+    the file is here; returns warnings."""
     if not os.access(path, os.X_OK):
-        return
+        return []
+    words = [path, "-machine", "none", "-nodefaults", "-display", "none"]
+    words += ["-qmp", "stdio", "-object", object_option("check", 2 << 20, tunables)]
     done = subprocess.run(
-        [path, "-machine", "none", "-object", "help"],
-        stdin=subprocess.DEVNULL,
+        words,
+        input='{"execute":"qmp_capabilities"}{"execute":"quit"}',
         capture_output=True,
         text=True,
         timeout=60,
     )
-    if done.returncode == 0 and BACKEND not in done.stdout.split():
+    if done.returncode == 0 and '"QMP"' in done.stdout:
+        return []
+    said = done.stderr.strip().replace("\n", " ")
+    if "qom-type" in said or "invalid object type" in said or not said:
         raise Lacking(
             f"{path} has no {BACKEND}; name one that has with --emulator "
             "(scripts/build-qemu builds it)"
         )
+    if "not available in this build" in said:
+        raise Refused(f"the emulator says: {said}")
+    # the domain's QEMU may have rights that this one has not, or the reverse
+    return [f"the emulator, run by you, says: {said}"]
+
+
+def object_option(name: str, size: int, tunables: dict[str, Any]) -> str:
+    """The word after -object."""
+    properties = {"size": size, **tunables}
+    words = [f"{BACKEND},id={name}"]
+    # a comma in a value is written twice
+    words += [f"{k}={str(v).replace(',', ',,')}" for k, v in properties.items()]
+    return ",".join(words)
 
 
 def child(root: Element, note: Note, path: str, before: str = "") -> Element:
@@ -250,13 +269,9 @@ def commandline(root: Element, note: Note) -> Element:
 
 
 def make_commandline(root: Element, note: Note, tunables: dict[str, Any]) -> None:
-    properties = {"size": memory_bytes(root), **tunables}
-    words = [f"{BACKEND},id={OBJECT_ID}"]
-    # a comma in a value is written twice
-    words += [f"{k}={str(v).replace(',', ',,')}" for k, v in properties.items()]
     line = commandline(root, note)
     for value in (
-        *("-object", ",".join(words)),
+        *("-object", object_option(OBJECT_ID, memory_bytes(root), tunables)),
         *("-machine", f"memory-backend={OBJECT_ID}"),
     ):
         etree.SubElement(line, f"{{{QEMU}}}arg").set("value", value)
@@ -377,8 +392,9 @@ def enable(connection: Any, root: Element, args: argparse.Namespace) -> str:
     if args.emulator:
         note.emulator = emulator.text
         emulator.text = args.emulator
-    check_emulator(emulator.text)
     tunables = {name: args.tunables[name] for name in TUNABLES if args.tunables[name]}
+    if args.local:
+        args.host_warnings += check_emulator(emulator.text, tunables)
     note.method = choose_method(connection, root, args.method)
     if note.method == "native":
         make_native(root, note, tunables)
@@ -575,8 +591,8 @@ def main() -> int:
             ) from None
         if args.command == "status":
             return status(domain)
-        local = connection.getHostname() == os.uname().nodename
-        args.host_warnings = host_warnings(args.tunables) if local else []
+        args.local = connection.getHostname() == os.uname().nodename
+        args.host_warnings = host_warnings(args.tunables) if args.local else []
         return change(connection, domain, args)
     except Refused as error:
         print(f"virt-ksm: {error}", file=sys.stderr)

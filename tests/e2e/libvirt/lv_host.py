@@ -202,7 +202,10 @@ PRIVATE = {
 class Daemon(Connection):
     """A libvirtd run by hand, and virsh talking to it."""
 
-    def __init__(self, libvirt: Libvirt, root: Path, conf: str = QEMU_CONF) -> None:
+    def __init__(
+        self, libvirt: Libvirt, root: Path, conf: str = QEMU_CONF, setup: str = ""
+    ) -> None:
+        """setup: bash commands for the mount namespace, run in root."""
         self.libvirt = libvirt
         self.root = root
         sockets = root / "sock"
@@ -221,7 +224,7 @@ class Daemon(Connection):
         self._output = (root / "output").open("w")
         self._process = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "private", "bash", "-euc"]
-            + [binds + 'exec "$@"', "libvirtd", libvirt.daemon]
+            + [f'{binds} (cd {root}; {setup}:); exec "$@"', "libvirtd", libvirt.daemon]
             + ["-f", root / "libvirtd.conf", "-p", root / "libvirtd.pid"],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -236,8 +239,11 @@ class Daemon(Connection):
 
     def _answers(self) -> bool:
         if self._process.poll() is not None:
+            text = (self.root / "output").read_text()
+            log = self.root / "libvirtd.log"
+            text += log.read_text() if log.exists() else ""
             raise AssertionError(
-                f"libvirtd ended: {(self.root / 'output').read_text()[-2000:]}"
+                f"libvirtd ended ({self._process.returncode}): {text[-2000:]}"
             )
         if not (self.root / "sock" / "libvirt-sock").exists():
             return False
@@ -283,13 +289,13 @@ class Daemon(Connection):
 
 @contextmanager
 def daemons(
-    libvirt: Libvirt, count: int, conf: str = QEMU_CONF
+    libvirt: Libvirt, count: int, conf: str = QEMU_CONF, setup: str = ""
 ) -> Iterator[list[Daemon]]:
     directory = short_directory()
     running: list[Daemon] = []
     try:
         for i in range(count):
-            running.append(Daemon(libvirt, directory / f"{i}", conf))
+            running.append(Daemon(libvirt, directory / f"{i}", conf, setup))
         yield running
     finally:
         for daemon in running:

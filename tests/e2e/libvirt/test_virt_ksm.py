@@ -209,8 +209,9 @@ def test_bad_words(host: Daemon, tmp_path: Path) -> None:
         ("--speed", "1"),
     ):
         virt_ksm(host, "enable", "d", *words, code=2)
-    out = virt_ksm(host, "enable", "d", "--emulator", "/bin/true", code=3)
-    assert "has no memory-backend-ksm" in out
+    for emulator in ("/bin/true", "/bin/false"):
+        out = virt_ksm(host, "enable", "d", "--emulator", emulator, code=3)
+        assert f"{emulator} has no memory-backend-ksm" in out
     guest = Guest("t", tmp_path / "serial")
     xml = tmp_path / "transient.xml"
     xml.write_text(guest.xml())
