@@ -693,6 +693,7 @@ void ksm_rescan(KsmEngine *engine)
     for (guint i = 0; i < engine->regions->len; i++) {
         KsmRegion *r = g_ptr_array_index(engine->regions, i);
 
+        engine->vmas.counted = 0;
         memset(r->history, 0, r->n_pages);
         for (size_t c = 0; c < r->n_chunks; c++) {
             r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;

@@ -20,6 +20,7 @@
 #include "scan.h"
 
 #define COST_PER_PAGE_MAX   UINT64_C(12000) /* ns a saved page may cost */
+#define RECOUNT_MIN_NS      UINT64_C(500000000)
 #define RECOUNT_NS          (UINT64_C(10) * 1000000000)
 #define VMAS_GUESS          65530u  /* vm.max_map_count where not readable */
 #define SPAN_MIN            32u /* pages: no span is cut shorter */
@@ -505,9 +506,12 @@ static void vmas_count(KsmEngine *e)
 size_t run_vmas_left(KsmEngine *e)
 {
     size_t left = e->vmas.limit - MIN(e->vmas.limit, e->vmas.used);
+    uint64_t now = prim.now_ns();
 
-    if (!e->vmas.counted || e->vmas.since > left / 4 ||
-        (e->vmas.since && prim.now_ns() - e->vmas.counted > RECOUNT_NS)) {
+    if (!e->vmas.counted ||
+        (e->vmas.since > left / 4 && now - e->vmas.counted > RECOUNT_MIN_NS) ||
+        ((e->vmas.since || left < e->vmas.limit / 2) &&
+         now - e->vmas.counted > RECOUNT_NS)) {
         vmas_count(e);
         left = e->vmas.limit - MIN(e->vmas.limit, e->vmas.used);
     }
@@ -517,5 +521,4 @@ size_t run_vmas_left(KsmEngine *e)
 void run_vmas_full(KsmEngine *e)
 {
     e->vmas.counted = 0;
-    e->vmas.used = e->vmas.limit;
 }

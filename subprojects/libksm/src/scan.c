@@ -164,26 +164,42 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
     }
 }
 
+/* Which pages of the chunk does nobody else map?  Those of /proc's bit 56. */
+static bool chunk_exclusive(KsmEngine *e, KsmRegion *r, size_t chunk,
+                            uint64_t *entry)
+{
+    size_t size = CHUNK_PAGES * sizeof(*entry);
+    off_t at = (uintptr_t)page_addr(r, chunk * CHUNK_PAGES) / PAGE_BYTES *
+               sizeof(*entry);
+
+    return prim.read_at(e->pagemap, entry, size, at) == (ssize_t)size;
+}
+
 /*
  * Pages that could not be isolated are tried again.  What looks like a pin
  * may be that a child was forked: the kernel moves only pages that are known
  * to be ours alone, and finds that out at the next write.  A write fault
- * without a write does it.
+ * without a write does it; but only once the child is gone, for before it
+ * would make a copy.
  */
-static void chunk_unshare(KsmRegion *r, size_t chunk)
+static void chunk_unshare(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
-    size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, n;
+    size_t page = chunk * CHUNK_PAGES;
+    uint64_t entry[CHUNK_PAGES];
+    unsigned n;
 
-    if (r->chunk[chunk].wait || !r->count[PAGE_PINNED]) {
+    if (r->chunk[chunk].wait || !r->count[PAGE_PINNED] ||
+        !chunk_exclusive(e, r, chunk, entry)) {
         return;
     }
-    for (; page < end; page += MAX(n, 1)) {
+    for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
         n = 0;
-        while (page + n < end && page_state(r, page + n) == PAGE_PINNED) {
+        while (i + n < CHUNK_PAGES && (entry[i + n] >> 56 & 1) &&
+               page_state(r, page + i + n) == PAGE_PINNED) {
             n++;
         }
         if (n) {
-            prim.advise(page_addr(r, page), n * PAGE_BYTES,
+            prim.advise(page_addr(r, page + i), n * PAGE_BYTES,
                         MADV_POPULATE_WRITE);
         }
     }
@@ -203,7 +219,7 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     while (n > lo && page_state(r, first + n - 1) == PAGE_OUTSIDE) {
         n--;
     }
-    chunk_unshare(r, chunk);
+    chunk_unshare(e, r, chunk);
     memset(kinds, 0, CHUNK_PAGES);
     if (engine_kinds(e, page_addr(r, first + lo), n - lo, kinds + lo) < 0) {
         return false;

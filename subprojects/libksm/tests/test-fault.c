@@ -339,10 +339,11 @@ static void scene_run(KsmDirtySource dirty, const KsmRegionOps *ops)
     both_check(&s);
 }
 
-static void fault_all(KsmDirtySource dirty, const KsmRegionOps *ops)
+static void fault_all(KsmDirtySource dirty, const KsmRegionOps *ops,
+                      long every)
 {
     const char *env = g_getenv("KSM_FAULT_STEP");
-    long step = env ? MAX(atol(env), 1) : 1;
+    long step = (env ? MAX(atol(env), 1) : 1) * every;
     long runs = 0;
 
     if (!ksm_supported(NULL)) {
@@ -375,17 +376,18 @@ static void fault_all(KsmDirtySource dirty, const KsmRegionOps *ops)
 
 static void test_pagemap(void)
 {
-    fault_all(KSM_DIRTY_PAGEMAP, NULL);
+    fault_all(KSM_DIRTY_PAGEMAP, NULL, 1);
 }
 
 static void test_log(void)
 {
-    fault_all(KSM_DIRTY_LOG, &mem_ops_log);
+    /* much is the same as with pagemap */
+    fault_all(KSM_DIRTY_LOG, &mem_ops_log, 4);
 }
 
 static void test_checksum(void)
 {
-    fault_all(KSM_DIRTY_CHECKSUM, &mem_ops);
+    fault_all(KSM_DIRTY_CHECKSUM, &mem_ops, 4);
 }
 
 int main(int argc, char **argv)
