@@ -217,7 +217,7 @@ def checkpatch_path(step: Step) -> Path:
 def without_licence() -> list[str]:
     """Files that should have an SPDX line and do not."""
     exempt = re.compile(
-        r"(^LICENSE$|\.(png|rst|md|json|xml|toml|txt|rng|css)$|\.gitignore$|^\.ci/|args$)"
+        r"(^LICENSE$|\.(png|rst|md|json|xml|toml|txt|rng|css|err|args)$|\.gitignore$|^\.ci/)"
     )
     missing = []
     for name in tracked():

@@ -1,0 +1,396 @@
+/*
+ * libksm tests: what the engine does to memory, case by case
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Each case fills memory, lets the engine make passes, and looks at the
+ * memory from outside: its bytes, the page tables, the mappings.  All of
+ * them run with every dirty source.  Leaves to others: failing system calls
+ * (test-fault), races (test-prop), the rest of the machine (test-system).
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "util.h"
+
+#define PAGES   (4 * 512u)
+#define PASSES  12u
+
+typedef struct Fixture {
+    KsmEngine *engine;      /* NULL: skipped */
+    KsmRegion *region;
+    Mem *mem;
+} Fixture;
+
+typedef struct Case {
+    const char *name;
+    KsmScope scope;
+    KsmDirtySource dirty;
+    MemPages kind;
+    void (*run)(Fixture *f);
+} Case;
+
+/* Passes until nothing is merged any more. */
+static void settle(Fixture *f)
+{
+    for (unsigned i = 0; i < PASSES; i++) {
+        util_passes(f->engine, 1);
+    }
+}
+
+static void run_duplicates(Fixture *f)
+{
+    KsmStats s;
+
+    mem_fill_run(f->mem, 0, 512, 1000, 1);
+    mem_fill_run(f->mem, 512, 512, 1000, 1);
+    mem_fill_run(f->mem, 1024, 512, 1000, 1);
+    settle(f);
+    s = util_stats(f->engine);
+    g_assert(s.pages_shared == 512);
+    g_assert(s.pages_sharing == 1024);
+    g_assert(mem_anonymous(f->mem, 0, 1536) == 0);
+    mem_check(f->mem);
+    /* whoever writes gets a page of its own, nobody else sees it */
+    mem_write(f->mem, 3, 17, 'w');
+    mem_check(f->mem);
+    g_assert(mem_anonymous(f->mem, 0, 1536) == 1);
+}
+
+static void run_unique(Fixture *f)
+{
+    mem_fill_run(f->mem, 0, PAGES, 1, 1);
+    settle(f);
+    g_assert(util_stats(f->engine).merged == 0);
+    g_assert(util_stats(f->engine).isolations == 0);
+    g_assert(mem_mappings(f->mem) == 1);
+    mem_check(f->mem);
+}
+
+static void run_zeroes(Fixture *f)
+{
+    KsmStats s;
+
+    mem_fill_run(f->mem, 0, 512, 0, 0);
+    mem_fill_run(f->mem, 512, 512, 1, 1);
+    mem_fill_run(f->mem, 768, 128, 0, 0);
+    settle(f);
+    s = util_stats(f->engine);
+    g_assert(s.zero_pages == 640);
+    g_assert(mem_present(f->mem, 0, 512) == 0);
+    g_assert(s.merged_runs == 0);
+    mem_check(f->mem);
+}
+
+static void run_pattern(Fixture *f)
+{
+    KsmStats s;
+
+    mem_fill_run(f->mem, 0, PAGES, 0xcc, 0);
+    settle(f);
+    s = util_stats(f->engine);
+    /* a quarter of it is the pattern's own slots */
+    g_assert(s.pages_sharing >= PAGES * 3 / 4);
+    /* far fewer mappings than pages */
+    g_assert(mem_mappings(f->mem) < PAGES / 8);
+    mem_check(f->mem);
+}
+
+static void run_scope_zero(Fixture *f)
+{
+    mem_fill_run(f->mem, 0, 512, 7, 0);
+    mem_fill_run(f->mem, 512, 512, 0, 0);
+    settle(f);
+    g_assert(util_stats(f->engine).zero_pages == 512);
+    g_assert(util_stats(f->engine).pages_sharing == 0);
+    g_assert(mem_anonymous(f->mem, 0, 512) == 512);
+    mem_check(f->mem);
+}
+
+/* A discarded range reads as zeroes, not as what the pool has there. */
+static void run_discard(Fixture *f)
+{
+    mem_fill_run(f->mem, 0, 512, 1000, 1);
+    mem_fill_run(f->mem, 512, 512, 1000, 1);
+    settle(f);
+    g_assert(util_stats(f->engine).pages_sharing == 512);
+    mem_write(f->mem, 20, 0, 'w');
+    g_assert(ksm_discard(f->region, 10 * PAGE, 600 * PAGE) == 0);
+    mem_gone(f->mem, 10, 600);
+    mem_check(f->mem);
+    /* and is anonymous: the program's own discard works on it, too */
+    mem_fill(f->mem, 15, 99);
+    madvise(f->mem->addr + 10 * PAGE, 600 * PAGE, MADV_DONTNEED);
+    mem_gone(f->mem, 10, 600);
+    mem_check(f->mem);
+    settle(f);
+    mem_check(f->mem);
+}
+
+static void run_free_hint(Fixture *f)
+{
+    mem_fill_run(f->mem, 0, 512, 1000, 1);
+    mem_fill_run(f->mem, 512, 512, 1000, 1);
+    settle(f);
+    g_assert(ksm_free_hint(f->region, 0, 256 * PAGE) == 0);
+    for (unsigned i = 0; i < 256; i++) {
+        const char *page = f->mem->addr + i * PAGE;
+        const char *old = f->mem->shadow + i * PAGE;
+
+        g_assert(!memcmp(page, old, PAGE) ||
+                 (page[0] == 0 && !memcmp(page, page + 1, PAGE - 1)));
+    }
+    mem_fill_run(f->mem, 0, 256, 5000, 1);  /* taken again */
+    mem_check(f->mem);
+    settle(f);
+    mem_check(f->mem);
+    g_assert(util_stats(f->engine).free_hinted == 256);
+}
+
+/* What is free is not looked at until it is written again. */
+static void run_freed_rests(Fixture *f)
+{
+    KsmStats before, after;
+
+    mem_fill_run(f->mem, 0, PAGES, 1, 1);
+    settle(f);
+    g_assert(ksm_free_hint(f->region, 0, PAGES * PAGE) == 0);
+    before = util_stats(f->engine);
+    ksm_rescan(f->engine);
+    settle(f);
+    after = util_stats(f->engine);
+    g_assert(after.pages_scanned == before.pages_scanned);
+    mem_fill_run(f->mem, 0, PAGES, 1, 1);
+    settle(f);
+    after = util_stats(f->engine);
+    g_assert(after.pages_scanned >= before.pages_scanned + PAGES);
+    mem_check(f->mem);
+}
+
+static void run_unmerge(Fixture *f)
+{
+    mem_fill_run(f->mem, 0, 1024, 1000, 1);
+    mem_fill_run(f->mem, 1024, 1024, 1000, 1);
+    settle(f);
+    g_assert(util_stats(f->engine).pages_sharing == 1024);
+    mem_write(f->mem, 5, 5, 'w');
+    ksm_engine_set_run(f->engine, false);
+    g_assert(ksm_unmerge(f->region, 0, PAGES * PAGE) == 0);
+    g_assert(util_stats(f->engine).pages_sharing == 0);
+    g_assert(mem_anonymous(f->mem, 0, PAGES) == PAGES);
+    mem_check(f->mem);
+    /* and merges again */
+    ksm_engine_set_run(f->engine, true);
+    ksm_rescan(f->engine);
+    settle(f);
+    g_assert(util_stats(f->engine).pages_sharing >= 1000);
+    mem_check(f->mem);
+}
+
+static void run_busy(Fixture *f)
+{
+    mem_fill_run(f->mem, 0, 512, 1000, 1);
+    mem_fill_run(f->mem, 512, 512, 1000, 1);
+    f->mem->busy = true;
+    settle(f);
+    g_assert(util_stats(f->engine).merged == 0);
+    g_assert(util_stats(f->engine).busy > 0);
+    g_assert(util_stats(f->engine).reasons[KSM_REASON_BUSY] > 0);
+    mem_check(f->mem);
+    f->mem->busy = false;
+}
+
+static void run_inhibited(Fixture *f)
+{
+    f->mem->inhibited = "a test says so";
+    mem_fill_run(f->mem, 0, PAGES, 0xcc, 0);
+    for (unsigned i = 0; i < 50; i++) {
+        ksm_step(f->engine, 0);
+    }
+    g_assert(util_stats(f->engine).merged == 0);
+    g_assert(util_stats(f->engine).state == KSM_STATE_INHIBITED);
+    g_assert(!g_strcmp0(util_stats(f->engine).inhibited, "a test says so"));
+    f->mem->inhibited = NULL;
+    settle(f);
+    g_assert(util_stats(f->engine).merged > 0);
+    mem_check(f->mem);
+}
+
+static void run_off(Fixture *f)
+{
+    ksm_engine_set_run(f->engine, false);
+    mem_fill_run(f->mem, 0, PAGES, 0xcc, 0);
+    for (unsigned i = 0; i < 50; i++) {
+        ksm_step(f->engine, 0);
+    }
+    g_assert(util_stats(f->engine).merged == 0);
+    g_assert(util_stats(f->engine).state == KSM_STATE_OFF);
+    mem_check(f->mem);
+}
+
+/* Nothing is written: nothing is hashed again. */
+static void run_quiet(Fixture *f)
+{
+    KsmStats before, after;
+
+    mem_fill_run(f->mem, 0, PAGES, 1, 1);
+    settle(f);
+    before = util_stats(f->engine);
+    settle(f);
+    after = util_stats(f->engine);
+    g_assert(after.pages_scanned == before.pages_scanned);
+    g_assert(after.full_scans > before.full_scans);
+}
+
+static void run_forget(Fixture *f)
+{
+    mem_fill_run(f->mem, 0, 512, 1000, 1);
+    mem_fill_run(f->mem, 512, 512, 1000, 1);
+    settle(f);
+    g_assert(ksm_region_remove(f->region, KSM_REMOVE_FORGET) == 0);
+    f->region = NULL;
+    g_assert(util_stats(f->engine).pages_sharing == 0);
+    g_assert(util_stats(f->engine).pages_total == 0);
+}
+
+static void set_up(Fixture *f, gconstpointer data)
+{
+    const Case *c = data;
+
+    f->engine = util_engine(c->scope, c->dirty);
+    if (!f->engine) {
+        return;
+    }
+    f->mem = mem_new(PAGES, 0, c->kind);
+    f->region = util_add(f->engine, f->mem,
+                         c->dirty == KSM_DIRTY_LOG ? &mem_ops_log : &mem_ops);
+}
+
+static void run_case(Fixture *f, gconstpointer data)
+{
+    const Case *c = data;
+
+    if (f->engine) {
+        c->run(f);
+    }
+}
+
+static void tear_down(Fixture *f, gconstpointer data)
+{
+    if (!f->engine) {
+        return;
+    }
+    if (f->region) {
+        util_remove(f->region);
+        mem_check(f->mem);
+    }
+    ksm_engine_free(f->engine);
+    mem_free(f->mem);
+}
+
+static void refuse(void *addr, size_t len, const char *word)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_AUTO);
+    g_autoptr(GError) err = NULL;
+
+    if (!e) {
+        return;
+    }
+    g_assert(!ksm_region_add(e, addr, len, -1, NULL, NULL, &err));
+    g_assert(err && err->domain == KSM_ERROR);
+    g_test_message("%s", err->message);
+    g_assert(strstr(err->message, word));
+    ksm_engine_free(e);
+}
+
+static void test_refuses(void)
+{
+    char *shared = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char *heap = (char *)(((uintptr_t)sbrk(0) - 1) / PAGE * PAGE);
+    char *locked = mmap(NULL, 16 * PAGE, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    refuse(shared, CHUNK, "shared");
+    refuse(locked + 1, PAGE, "multiple");
+    if (mlock(locked, 16 * PAGE) == 0) {
+        refuse(locked, 16 * PAGE, "locked");
+    }
+    /* nothing is ever mapped that low unless it is asked for */
+    refuse((char *)CHUNK, CHUNK, "mapped");
+    refuse(heap, PAGE, "heap");
+    munmap(shared, CHUNK);
+    munmap(locked, 16 * PAGE);
+}
+
+static void test_overlap(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_AUTO);
+    g_autoptr(GError) err = NULL;
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(1024, 0, MEM_SMALL);
+    r = util_add(e, m, NULL);
+    g_assert(!ksm_region_add(e, m->addr + 512 * PAGE, 512 * PAGE, -1, NULL,
+                             NULL, &err));
+    g_assert(err);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+static void test_names(void)
+{
+    for (unsigned i = 0; i < KSM_REASON_MAX; i++) {
+        g_assert(*ksm_reason_name(i));
+        g_assert(*ksm_reason_text(i));
+    }
+}
+
+#define CASE(what, scope, dirty, kind) \
+    { #what "/" #dirty "/" #kind, KSM_SCOPE_##scope, KSM_DIRTY_##dirty, \
+      MEM_##kind, run_##what }
+#define CASES(what, scope) \
+    CASE(what, scope, PAGEMAP, SMALL), CASE(what, scope, PAGEMAP, HUGE), \
+    CASE(what, scope, LOG, SMALL), CASE(what, scope, LOG, HUGE), \
+    CASE(what, scope, CHECKSUM, SMALL), CASE(what, scope, CHECKSUM, HUGE)
+
+static const Case cases[] = {
+    CASES(duplicates, VM),
+    CASES(unique, VM),
+    CASES(zeroes, VM),
+    CASES(pattern, VM),
+    CASES(scope_zero, ZERO),
+    CASES(discard, VM),
+    CASES(free_hint, VM),
+    CASE(freed_rests, VM, PAGEMAP, SMALL),
+    CASE(freed_rests, VM, LOG, SMALL),
+    CASES(unmerge, VM),
+    CASES(busy, VM),
+    CASES(inhibited, VM),
+    CASES(off, VM),
+    CASE(quiet, VM, PAGEMAP, SMALL),
+    CASE(quiet, VM, PAGEMAP, HUGE),
+    CASE(quiet, VM, LOG, SMALL),
+    CASES(forget, VM),
+};
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/engine/refuses", test_refuses);
+    g_test_add_func("/engine/overlap", test_overlap);
+    g_test_add_func("/engine/names", test_names);
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        g_autofree char *path = g_strdup_printf("/engine/%s", cases[i].name);
+
+        g_test_add(path, Fixture, &cases[i], set_up, run_case, tear_down);
+    }
+    return g_test_run();
+}

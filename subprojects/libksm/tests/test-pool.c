@@ -1,0 +1,253 @@
+/*
+ * libksm tests: slots of the pool, their users, patterns
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <glib.h>
+
+#include "pool.h"
+#include "prim.h"
+#include "region.h"
+
+#define SHARING 4u
+
+typedef struct Fixture {
+    KsmPool pool;
+    unsigned unindexed;     /* slots the index was told to drop */
+    char *page;
+} Fixture;
+
+static void count_unindex(void *opaque, uint32_t hash, uint32_t slot)
+{
+    Fixture *f = opaque;
+
+    f->pool.users[slot] &= ~SLOT_INDEXED;
+    f->unindexed++;
+}
+
+static void set_up(Fixture *f, gconstpointer data)
+{
+    g_assert(pool_init(&f->pool, SHARING) == 0);
+    g_assert(pool_reserve(&f->pool, 16 * CHUNK_PAGES) == 0);
+    f->pool.unindex = count_unindex;
+    f->pool.opaque = f;
+    f->page = g_malloc(PAGE_BYTES);
+    memset(f->page, 'p', PAGE_BYTES);
+}
+
+static void tear_down(Fixture *f, gconstpointer data)
+{
+    pool_free(&f->pool);
+    g_free(f->page);
+}
+
+static uint32_t take_one(Fixture *f, char content)
+{
+    unsigned n = 1;
+    uint32_t slot = pool_take(&f->pool, &n);
+
+    g_assert(slot != SLOT_NONE);
+    g_assert(n == 1);
+    memset(f->page, content, PAGE_BYTES);
+    g_assert(pool_fill(&f->pool, slot, f->page, 1) == 0);
+    return slot;
+}
+
+static size_t file_blocks(Fixture *f)
+{
+    struct stat st;
+
+    g_assert(fstat(f->pool.fd, &st) == 0);
+    return st.st_blocks * 512 / PAGE_BYTES;
+}
+
+/* A slot whose last user goes gives its memory back, and can be had again. */
+static void test_users(Fixture *f, gconstpointer data)
+{
+    uint32_t slot = take_one(f, 'a');
+
+    g_assert(pool_page(&f->pool, slot)[7] == 'a');
+    pool_user_add(&f->pool, slot);
+    pool_user_add(&f->pool, slot);
+    g_assert(f->pool.shared == 1);
+    g_assert(f->pool.sharing == 2);
+    g_assert(file_blocks(f) == 1);
+    pool_user_drop(&f->pool, slot);
+    pool_flush(&f->pool);
+    g_assert(pool_page(&f->pool, slot)[7] == 'a');
+    f->pool.users[slot] |= SLOT_INDEXED;
+    pool_user_drop(&f->pool, slot);
+    g_assert(f->unindexed == 1);
+    g_assert(f->pool.shared == 0);
+    pool_flush(&f->pool);
+    if (!f->pool.keep_all) {
+        g_assert(file_blocks(f) == 0);
+        g_assert(take_one(f, 'b') == slot);
+    }
+}
+
+static void test_full(Fixture *f, gconstpointer data)
+{
+    uint32_t slot = take_one(f, 'a');
+
+    for (unsigned i = 0; i < SHARING; i++) {
+        g_assert(!pool_full(&f->pool, slot));
+        pool_user_add(&f->pool, slot);
+    }
+    g_assert(pool_full(&f->pool, slot));
+    pool_user_drop(&f->pool, slot);
+    g_assert(!pool_full(&f->pool, slot));
+}
+
+/* Regions map the pool through a descriptor that cannot write. */
+static void test_read_only(Fixture *f, gconstpointer data)
+{
+    uint32_t slot = take_one(f, 'a');
+    char *map;
+
+    g_assert(mmap(NULL, PAGE_BYTES, PROT_WRITE, MAP_SHARED, f->pool.map_fd,
+                  (off_t)slot * PAGE_BYTES) == MAP_FAILED);
+    map = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE,
+               f->pool.map_fd, (off_t)slot * PAGE_BYTES);
+    g_assert(map != MAP_FAILED);
+    map[0] = 'x';
+    g_assert(pool_page(&f->pool, slot)[0] == 'a');
+    munmap(map, PAGE_BYTES);
+}
+
+static void test_untake(Fixture *f, gconstpointer data)
+{
+    unsigned n = 10;
+    uint32_t slot = pool_take(&f->pool, &n);
+
+    g_assert(n == 10);
+    pool_untake(&f->pool, slot, 10);
+    pool_flush(&f->pool);
+    if (!f->pool.keep_all) {
+        g_assert(f->pool.n_free == 10);
+    }
+}
+
+/* What a child may map is neither punched nor written anew. */
+static void test_fork(Fixture *f, gconstpointer data)
+{
+    uint32_t slot = take_one(f, 'a');
+
+    pool_user_add(&f->pool, slot);
+    pool_fork(&f->pool);
+    pool_user_drop(&f->pool, slot);
+    pool_flush(&f->pool);
+    g_assert(pool_page(&f->pool, slot)[0] == 'a');
+    g_assert(f->pool.leaked == 1);
+    g_assert(take_one(f, 'b') != slot);
+    g_assert(pool_page(&f->pool, slot)[0] == 'a');
+}
+
+/* Uses of a pattern spread over its slots, and it grows with them. */
+static void test_pattern(Fixture *f, gconstpointer data)
+{
+    KsmPattern *t = pool_pattern_new(&f->pool, f->page, 42);
+    unsigned uses = 0, n;
+    uint32_t slot;
+
+    g_assert(t);
+    g_assert(t->filled == PATTERN_START);
+    g_assert(pool_pattern(&f->pool, t->first + 1) == t);
+    while (n = 8, (slot = pool_pattern_run(&f->pool, t, &n)) != SLOT_NONE) {
+        g_assert(n <= 8);
+        for (unsigned i = 0; i < n; i++) {
+            g_assert(!memcmp(pool_page(&f->pool, slot + i), f->page,
+                             PAGE_BYTES));
+            pool_user_add(&f->pool, slot + i);
+        }
+        uses += n;
+        /* never more than a quarter of the pages that map it, but the first */
+        g_assert(t->filled <= MAX(PATTERN_START, uses / 2 + 8));
+    }
+    g_assert(uses == t->filled * SHARING);
+    for (uint32_t s = t->first; uses; s++) {
+        while (uses && pool_users(&f->pool, s)) {
+            uses--;
+            pool_user_drop(&f->pool, s);
+        }
+    }
+    g_assert(g_hash_table_size(f->pool.patterns) == 0);
+    if (!f->pool.keep_all) {
+        g_assert(file_blocks(f) == 0);
+    }
+}
+
+static ssize_t write_fails(int fd, const void *buf, size_t len, off_t offset)
+{
+    return -ENOSPC;
+}
+
+static void test_write_fails(Fixture *f, gconstpointer data)
+{
+    unsigned n = 1;
+    uint32_t slot = pool_take(&f->pool, &n);
+
+    prim.write = write_fails;
+    g_assert(pool_fill(&f->pool, slot, f->page, 1) == -ENOSPC);
+    g_assert(!pool_pattern_new(&f->pool, f->page, 1));
+    prim.write = prim_real.write;
+    pool_untake(&f->pool, slot, 1);
+    g_assert(pool_pattern_new(&f->pool, f->page, 1));
+}
+
+static int punch_fails(int fd, off_t offset, off_t len)
+{
+    return -ENOMEM;
+}
+
+/* A slot that could not be punched is not handed out with its old content. */
+static void test_punch_fails(Fixture *f, gconstpointer data)
+{
+    uint32_t slot = take_one(f, 'a');
+
+    pool_user_add(&f->pool, slot);
+    prim.punch = punch_fails;
+    pool_user_drop(&f->pool, slot);
+    pool_flush(&f->pool);
+    g_assert(take_one(f, 'b') != slot);
+    prim.punch = prim_real.punch;
+    pool_flush(&f->pool);
+    if (!f->pool.keep_all) {
+        g_assert(take_one(f, 'c') == slot);
+    }
+}
+
+static void test_used_up(Fixture *f, gconstpointer data)
+{
+    unsigned n, all = 0;
+    uint32_t slot;
+
+    while (n = 64, (slot = pool_take(&f->pool, &n)) != SLOT_NONE) {
+        all += n;
+        g_assert(all <= f->pool.capacity);
+    }
+    g_assert(all == f->pool.capacity);
+}
+
+#define ADD(name) g_test_add("/pool/" #name, Fixture, NULL, set_up, \
+                             test_##name, tear_down)
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    ADD(users);
+    ADD(full);
+    ADD(read_only);
+    ADD(untake);
+    ADD(fork);
+    ADD(pattern);
+    ADD(write_fails);
+    ADD(punch_fails);
+    ADD(used_up);
+    return g_test_run();
+}
