@@ -79,7 +79,7 @@ static void test_model(void)
     /* two choices: hardly any page finds both of its lines full */
     g_assert(refused < PLACES / 100);
     for (uint32_t i = 0; i < PLACES; i++) {
-        g_assert(index_lookup(x, hash_of[i]) == in[i] ? i : PLACE_NONE);
+        g_assert(index_lookup(x, hash_of[i]) == (in[i] ? i : PLACE_NONE));
     }
     index_done(x);
 }
