@@ -542,7 +542,7 @@ static bool direct_io_arrives(bool with_op)
     while (!__atomic_load_n(f.reading, __ATOMIC_ACQUIRE)) {
         g_usleep(1000);
     }
-    stats = step_passes(p.engine, 4);
+    stats = step_passes(p.engine, 6);
     if (with_op) {
         g_assert(stats.pages_sharing == 0);
     }
@@ -555,9 +555,10 @@ static bool direct_io_arrives(bool with_op)
         /* lost means: as before; never anything else */
         g_assert(page_is(r.to, 100));
     }
-    g_test_message("direct I/O on FUSE %s the op: %s, %s", with_op ? "with"
-                   : "without", stats.pinned ? "pinned" : "not pinned",
-                   arrived ? "data arrived" : "data lost");
+    g_test_message("direct I/O on FUSE %s the op: %s, %s; %" G_GUINT64_FORMAT
+                   " of %zu pages merged", with_op ? "with" : "without",
+                   stats.pinned ? "pinned" : "not pinned", arrived ?
+                   "data arrived" : "data lost", stats.pages_sharing, p.n);
     g_assert(arrived || !stats.pinned);
     fill_page(r.to, 100);
     check(p.mem[0], p.n);
@@ -669,6 +670,10 @@ static void test_mapping_limit(void)
     munmap(eat, eaten * PAGE);
     ksm_rescan(p.engine);
     stats = step_passes(p.engine, 6);
+    for (int i = 0; i < KSM_REASON_MAX; i++) {
+        g_test_message("%s: %" G_GUINT64_FORMAT, ksm_reason_name(i),
+                       stats.reasons[i]);
+    }
     g_assert(stats.reasons[KSM_REASON_VMA_LIMIT] == 0);
     check(p.mem[0], PAGES);
     check_scattered(p.mem[1], PAGES, STRIDE);

@@ -146,10 +146,13 @@ static void on_signal(int number)
 static void before_fork(void)
 {
     pthread_mutex_lock(&R.lock);
+    /* the engine's own handlers map memory */
+    inside++;
 }
 
 static void after_fork(void)
 {
+    inside--;
     pthread_mutex_unlock(&R.lock);
 }
 
@@ -398,6 +401,28 @@ int munmap(void *addr, size_t len)
     return result;
 }
 
+/*
+ * Memory that was merged may be several mappings, which mremap() does not
+ * move as one (EFAULT): a copy, where the caller can live with a new address.
+ */
+static void *move_by_copy(void *old, size_t old_len, size_t len, int flags,
+                          void *to)
+{
+    void *p;
+
+    if (!(flags & MREMAP_MAYMOVE)) {
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    p = sys_mmap(to, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS |
+                 (to ? MAP_FIXED : 0), -1, 0);
+    if (p != MAP_FAILED) {
+        memcpy(p, old, MIN(old_len, len));
+        syscall(SYS_munmap, old, old_len);
+    }
+    return p;
+}
+
 void *mremap(void *old, size_t old_len, size_t len, int flags, ...)
 {
     bool ours;
@@ -420,6 +445,10 @@ void *mremap(void *old, size_t old_len, size_t len, int flags, ...)
         target = take_out(to, page_align(len), KSM_REMOVE_UNMERGE);
     }
     p = (void *)syscall(SYS_mremap, old, old_len, len, flags, to);
+    if (p == MAP_FAILED && errno == EFAULT && ours &&
+        !(flags & ~(MREMAP_MAYMOVE | MREMAP_FIXED))) {
+        p = move_by_copy(old, page_align(old_len), page_align(len), flags, to);
+    }
     if (ours) {
         range_add(p == MAP_FAILED ? old : p,
                   page_align(p == MAP_FAILED ? old_len : len));
