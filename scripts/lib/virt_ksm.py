@@ -144,6 +144,12 @@ def refusals(root: Element) -> list[str]:
     if source is not None and source.get("type") in ("file", "memfd"):
         kind = source.get("type")
         found.append(f"<source type='{kind}'/>: only anonymous memory can be merged")
+    for arg in root.iter(f"{{{QEMU}}}arg"):
+        if BACKEND in arg.get("value", ""):
+            found.append(
+                f"<qemu:commandline> has a {BACKEND} already, which virt-ksm did "
+                "not put there: remove it"
+            )
     if root.find("launchSecurity") is not None:
         found.append("<launchSecurity>: encrypted memory has no equals")
     return found
@@ -259,6 +265,8 @@ def make_native(root: Element, note: Note, tunables: dict[str, Any]) -> None:
     note.source = source.get("type")
     source.set("type", "ksm")
     if tunables:
+        for ksm in backing.findall("ksm"):
+            backing.remove(ksm)
         ksm = etree.SubElement(backing, "ksm")
         for name, value in tunables.items():
             ksm.set(name, str(value))
@@ -280,9 +288,10 @@ def make_commandline(root: Element, note: Note, tunables: dict[str, Any]) -> Non
 def make_wrapper(
     root: Element, note: Note, tunables: dict[str, Any], directory: Path
 ) -> None:
+    """Names the wrapper; install_wrapper() places it."""
     emulator = root.find("devices/emulator")
     note.emulator = note.emulator or emulator.text
-    emulator.text = str(install_wrapper(Path(emulator.text), directory))
+    emulator.text = str(directory / Path(emulator.text).name)
     if tunables:
         inside = json.dumps(tunables, separators=(",", ":"))[1:-1]
         variable = etree.SubElement(commandline(root, note), f"{{{QEMU}}}env")
@@ -290,8 +299,8 @@ def make_wrapper(
         variable.set("value", inside)
 
 
-def install_wrapper(real: Path, directory: Path) -> Path:
-    """Places a wrapper for the emulator into directory; returns its path."""
+def install_wrapper(real: Path, directory: Path) -> None:
+    """Places a wrapper for the emulator into directory."""
     wrapper = directory / real.name
     link = directory / f"{real.name}.real"
     try:
@@ -315,7 +324,6 @@ def install_wrapper(real: Path, directory: Path) -> Path:
             f"cannot install the emulator wrapper: {error}; run as root, or name "
             "a directory with --wrapper-dir"
         ) from None
-    return wrapper
 
 
 def remove_ours(root: Element, note: Note) -> None:
@@ -401,6 +409,7 @@ def enable(connection: Any, root: Element, args: argparse.Namespace) -> str:
     elif note.method == "commandline":
         make_commandline(root, note, tunables)
     else:
+        args.wrapped = Path(emulator.text)
         make_wrapper(root, note, tunables, args.wrapper_dir)
     note.store(root)
     return note.method
@@ -456,6 +465,8 @@ def change(connection: Any, domain: Any, args: argparse.Namespace) -> int:
     if args.dry_run:
         print("nothing was changed (--dry-run)")
         return 0
+    if method == "wrapper":
+        install_wrapper(args.wrapped, args.wrapper_dir)
     if diff:
         connection.defineXMLFlags("".join(after), 0)
     if diff and domain.isActive():

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from lv_guest import TOP, Guest
 
 sys.path.insert(0, str(TOP / "scripts" / "lib"))
@@ -291,6 +292,13 @@ class Daemon(Connection):
 def daemons(
     libvirt: Libvirt, count: int, conf: str = QEMU_CONF, setup: str = ""
 ) -> Iterator[list[Daemon]]:
+    able = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "true"],
+        capture_output=True,
+        text=True,
+    )
+    if able.returncode != 0:
+        pytest.skip(f"no mount namespace for libvirtd: {able.stderr.strip()}")
     directory = short_directory()
     running: list[Daemon] = []
     try:
@@ -338,6 +346,8 @@ def ensure_packages() -> None:
     """Debian's libvirt, and the user its driver looks up even when told to
     run QEMU as root (libvirt-daemon-system would make it, but needs systemd).
     """
+    if os.geteuid() != 0:
+        pytest.skip("needs root: libvirt's privileged driver, mount namespaces")
     script = (
         ". scripts/lib/common.sh; need_apt adduser gcc libc6-dev coreutils "
         "libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients; "

@@ -96,7 +96,11 @@ def test_arguments_of_the_user_stay(host: Daemon, tmp_path: Path) -> None:
 
 def test_dry_run_changes_nothing(host: Daemon, tmp_path: Path) -> None:
     before = define(host, tmp_path, Guest("d", tmp_path / "serial"))
-    assert "nothing was changed" in virt_ksm(host, "enable", "d", "--dry-run")
+    for method in ("commandline", "wrapper"):
+        words = ("--method", method, "--wrapper-dir", tmp_path / "wrapper")
+        out = virt_ksm(host, "enable", "d", "--dry-run", *words)
+        assert "nothing was changed" in out
+        assert not (tmp_path / "wrapper").exists()
     assert host.virsh("dumpxml", "--inactive", "d") == before
 
 
@@ -192,6 +196,14 @@ def test_refused(host: Daemon, tmp_path: Path, backing: str, message: str) -> No
     before = define(host, tmp_path, Guest("d", tmp_path / "serial", backing=backing))
     assert message in virt_ksm(host, "enable", "d", code=1)
     assert host.virsh("dumpxml", "--inactive", "d") == before
+
+
+def test_arguments_by_hand_are_not_touched(host: Daemon, tmp_path: Path) -> None:
+    words = ("-object", "memory-backend-ksm,id=ksm0,size=128M")
+    words += ("-machine", "memory-backend=ksm0")
+    define(host, tmp_path, Guest("d", tmp_path / "serial", arguments=words))
+    assert "configured: by hand" in virt_ksm(host, "status", "d")
+    assert "did not put there" in virt_ksm(host, "enable", "d", code=1)
 
 
 def test_bad_words(host: Daemon, tmp_path: Path) -> None:
