@@ -20,7 +20,9 @@
  *
  * Who else holds the page?  See "busy" in KsmRegionOps: memory that something
  * writes past the page tables without pinning it (direct I/O on NFS, 9p,
- * ceph, FUSE) must not be given to an engine without that op.
+ * ceph, FUSE) must not be given to an engine without that op.  Pinned pages
+ * are left alone by merging; but unmerging, where a merged page was copied on
+ * write and then pinned, needs the op to report that too.
  */
 #ifndef LIBKSM_H
 #define LIBKSM_H

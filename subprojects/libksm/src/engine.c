@@ -28,27 +28,27 @@ GQuark ksm_error_quark(void)
 #define VMAS_USED_GUESS 1000u
 
 /* Engines of this process, for fork() and against registering twice. */
-static GMutex engines_lock;
+static pthread_mutex_t engines_lock = PTHREAD_MUTEX_INITIALIZER;
 static GPtrArray *engines;
 
 void lock_take(KsmLock *l)
 {
     uint64_t ticket;
 
-    g_mutex_lock(&l->mutex);
+    pthread_mutex_lock(&l->mutex);
     ticket = l->next++;
     while (l->serving != ticket) {
-        g_cond_wait(&l->turn, &l->mutex);
+        pthread_cond_wait(&l->turn, &l->mutex);
     }
-    g_mutex_unlock(&l->mutex);
+    pthread_mutex_unlock(&l->mutex);
 }
 
 void lock_release(KsmLock *l)
 {
-    g_mutex_lock(&l->mutex);
+    pthread_mutex_lock(&l->mutex);
     l->serving++;
-    g_cond_broadcast(&l->turn);
-    g_mutex_unlock(&l->mutex);
+    pthread_cond_broadcast(&l->turn);
+    pthread_mutex_unlock(&l->mutex);
 }
 
 /* Are all regions kept out of children (MADV_DONTFORK)? */
@@ -70,7 +70,7 @@ static bool engine_stays_home(const KsmEngine *e)
 
 static void fork_prepare(void)
 {
-    g_mutex_lock(&engines_lock);
+    pthread_mutex_lock(&engines_lock);
     for (guint i = 0; engines && i < engines->len; i++) {
         KsmEngine *e = g_ptr_array_index(engines, i);
 
@@ -86,7 +86,7 @@ static void fork_done(void)
     for (guint i = 0; engines && i < engines->len; i++) {
         lock_release(&((KsmEngine *)g_ptr_array_index(engines, i))->lock);
     }
-    g_mutex_unlock(&engines_lock);
+    pthread_mutex_unlock(&engines_lock);
 }
 
 /*
@@ -100,18 +100,18 @@ static void fork_child(void)
 
         /* whoever waited for the lock does not exist here */
         e->dead = true;
-        g_mutex_init(&e->lock.mutex);
-        g_cond_init(&e->lock.turn);
+        pthread_mutex_init(&e->lock.mutex, NULL);
+        pthread_cond_init(&e->lock.turn, NULL);
         e->lock.next = e->lock.serving = 0;
     }
-    g_mutex_unlock(&engines_lock);
+    pthread_mutex_unlock(&engines_lock);
 }
 
 static void engines_add(KsmEngine *e)
 {
     static bool watching;
 
-    g_mutex_lock(&engines_lock);
+    pthread_mutex_lock(&engines_lock);
     if (!engines) {
         engines = g_ptr_array_new();
     }
@@ -120,19 +120,19 @@ static void engines_add(KsmEngine *e)
         pthread_atfork(fork_prepare, fork_done, fork_child);
     }
     g_ptr_array_add(engines, e);
-    g_mutex_unlock(&engines_lock);
+    pthread_mutex_unlock(&engines_lock);
 }
 
 static void engines_drop(KsmEngine *e)
 {
-    g_mutex_lock(&engines_lock);
+    pthread_mutex_lock(&engines_lock);
     if (engines) {
         g_ptr_array_remove(engines, e);
         if (engines->len == 0) {
             g_clear_pointer(&engines, g_ptr_array_unref);
         }
     }
-    g_mutex_unlock(&engines_lock);
+    pthread_mutex_unlock(&engines_lock);
 }
 
 void ksm_config_init(KsmConfig *config)
@@ -308,8 +308,8 @@ static void engine_close(KsmEngine *e)
     g_free(e->ranges);
     g_free(e->dir);
     g_ptr_array_unref(e->regions);
-    g_mutex_clear(&e->lock.mutex);
-    g_cond_clear(&e->lock.turn);
+    pthread_mutex_destroy(&e->lock.mutex);
+    pthread_cond_destroy(&e->lock.turn);
     g_free(e);
 }
 
@@ -322,8 +322,8 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
     config_clamp(&e->cfg);
     e->run = true;
     e->uffd = e->uffd_wp = e->pagemap = e->maps = e->pool.fd = e->pool.map_fd = -1;
-    g_mutex_init(&e->lock.mutex);
-    g_cond_init(&e->lock.turn);
+    pthread_mutex_init(&e->lock.mutex, NULL);
+    pthread_cond_init(&e->lock.turn, NULL);
     e->regions = g_ptr_array_new();
     e->bitmap = g_malloc0(PIECE_PAGES / 8);
     e->ranges = g_new0(PmRange, N_RANGES);
@@ -459,7 +459,7 @@ static bool region_given_already(KsmEngine *e, const char *addr, size_t len)
 {
     bool found = false;
 
-    g_mutex_lock(&engines_lock);
+    pthread_mutex_lock(&engines_lock);
     for (guint i = 0; i < engines->len && !found; i++) {
         KsmEngine *other = g_ptr_array_index(engines, i);
 
@@ -467,7 +467,7 @@ static bool region_given_already(KsmEngine *e, const char *addr, size_t len)
         found = overlaps(other, addr, len);
         lock_release(&other->lock);
     }
-    g_mutex_unlock(&engines_lock);
+    pthread_mutex_unlock(&engines_lock);
     return found;
 }
 

@@ -6,6 +6,8 @@
 #ifndef KSM_ENGINE_H
 #define KSM_ENGINE_H
 
+#include <pthread.h>
+
 #include "budget.h"
 #include "hash.h"
 #include "index.h"
@@ -18,11 +20,12 @@
 
 /*
  * A ticket lock: the thread in ksm_step() takes it chunk after chunk, and
- * whoever else wants it must get its turn in between.
+ * whoever else wants it must get its turn in between.  Of pthread parts, for
+ * ThreadSanitizer knows those.
  */
 typedef struct KsmLock {
-    GMutex mutex;
-    GCond turn;
+    pthread_mutex_t mutex;
+    pthread_cond_t turn;
     uint64_t next;
     uint64_t serving;
 } KsmLock;

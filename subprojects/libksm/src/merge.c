@@ -598,6 +598,8 @@ static bool span_isolate(KsmEngine *e, Isolation *s)
         s->r->chunk[s->page / CHUNK_PAGES].reason =
             ret == -ENOMEM ? KSM_REASON_VMA_LIMIT : KSM_REASON_NO_MEMORY;
         not_moved(e, s, 0, s->n, ACT_STAY);
+        /* part of it may be registered all the same; never another's */
+        s->registered = ret != -EBUSY && ret != -EINVAL && ret != -EPERM;
         return false;
     }
     s->registered = true;
@@ -644,7 +646,7 @@ static unsigned span_merge(KsmEngine *e, Isolation *s)
         span_prefault(e, s);
     }
     for (unsigned i = 0; i < s->n; i++) {
-        if (!moved && e->plan.act[s->at + i] == ACT_PINNED) {
+        if (!busy && e->plan.act[s->at + i] == ACT_PINNED) {
             e->total.pinned++;
             s->r->pinned++;
             break;

@@ -55,7 +55,14 @@ static int result(long ret)
 static void *real_map(void *addr, size_t len, int prot, int flags, int fd,
                       off_t offset)
 {
+#ifdef KSM_TSAN
+    /* ThreadSanitizer takes mmap() over a range for a write to it */
+    void *p = flags & MAP_FIXED
+              ? (void *)syscall(SYS_mmap, addr, len, prot, flags, fd, offset)
+              : mmap(addr, len, prot, flags, fd, offset);
+#else
     void *p = mmap(addr, len, prot, flags, fd, offset);
+#endif
 
     return p == MAP_FAILED ? NULL : p;
 }

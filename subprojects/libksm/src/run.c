@@ -18,6 +18,7 @@
 #include "prim.h"
 #include "run.h"
 #include "scan.h"
+#include "tsan.h"
 
 #define COST_PER_PAGE_MAX   UINT64_C(12000) /* ns a saved page may cost */
 #define RECOUNT_MIN_NS      UINT64_C(500000000)
@@ -457,14 +458,18 @@ bool run_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
 
     p->region = r;
     p->chunk = chunk;
+    KSM_TSAN_IGNORE_BEGIN();    /* what is copied may be written */
     plan_acts(e, r, chunk);
+    KSM_TSAN_IGNORE_END();
     plan_prune(e);
     if (!plan_pays(e, r, plan_spans(e, r, chunk))) {
         plan_release(e);
         return refuse(e, c, run_shortest(e) > 1 ? KSM_REASON_VMA_LIMIT : why);
     }
     if (p->fresh) {
+        KSM_TSAN_IGNORE_BEGIN();
         plan_promote(e, r, &why);
+        KSM_TSAN_IGNORE_END();
         plan_prune(e);
         if (!plan_pays(e, r, plan_spans(e, r, chunk))) {
             plan_release(e);
