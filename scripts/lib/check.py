@@ -282,11 +282,11 @@ def sanitized(step: Step, name: str, sanitizers: str, *tests: str) -> Result:
 
 
 def step_asan(step: Step) -> Result:
-    return sanitized(step, "libksm-asan", "address,undefined", "--setup", "quick")
+    return sanitized(step, "libksm-asan", "address,undefined")
 
 
 def step_tsan(step: Step) -> Result:
-    return sanitized(step, "libksm-tsan", "thread", "--setup", "quick")
+    return sanitized(step, "libksm-tsan", "thread")
 
 
 def with_qemu(step: Step, tests: Callable[[], Result]) -> Result:
