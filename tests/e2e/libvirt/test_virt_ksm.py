@@ -198,6 +198,20 @@ def test_refused(host: Daemon, tmp_path: Path, backing: str, message: str) -> No
     assert host.virsh("dumpxml", "--inactive", "d") == before
 
 
+def test_shared_cells_and_modules_are_refused(host: Daemon, tmp_path: Path) -> None:
+    guest = Guest("d", tmp_path / "serial", memory_mib=256, extra=SLOTS)
+    guest.cpu = NUMA.replace("unit=", "memAccess='shared' unit=")
+    guest.devices = DIMM
+    define(host, tmp_path, guest)
+    assert "shared memory cannot be merged" in virt_ksm(host, "enable", "d", code=1)
+    guest.cpu = NUMA
+    guest.devices = DIMM.replace("'dimm'", "'dimm' access='shared'")
+    host.undefine_all()
+    define(host, tmp_path, guest)
+    out = virt_ksm(host, "enable", "d", code=1)
+    assert "a memory module with access='shared'" in out
+
+
 def test_arguments_by_hand_are_not_touched(host: Daemon, tmp_path: Path) -> None:
     words = ("-object", "memory-backend-ksm,id=ksm0,size=128M")
     words += ("-machine", "memory-backend=ksm0")
