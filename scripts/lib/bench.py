@@ -399,12 +399,13 @@ def stall(s: Session) -> Metrics:
 
 def images(s: Session) -> Metrics:
     """RAM of real guests: what is saved of what is equal."""
-    if not s.images:
-        raise BenchError(
-            "needs RAM images of guests: --image FILE --image FILE "
-            "(made with QMP's pmemsave, for example)"
-        )
-    words = [f"image={path}" for path in s.images]
+    paths = s.images
+    if not paths and importlib.util.find_spec("bench_guests"):
+        s.say("making RAM images of two guests")
+        directory = TOP / "build" / "bench" / "images"
+        directory.mkdir(parents=True, exist_ok=True)
+        paths = importlib.import_module("bench_guests").make_images(directory)
+    words = [f"image={path}" for path in paths]
     out: Metrics = {}
     for huge in (0, 1):
         suffix = "_huge" if huge else ""
@@ -570,8 +571,7 @@ def main(
     """Measures libksm beside the kernel's ksmd.
 
     NAMEs are those of docs/devel/ksm-bench.rst: ksmpages, rescan, smart-scan,
-    fork, stall, images, balloon, guests; without one, all are run (images only
-    with --image).  Root is needed for ksmd's side and for memory pressure.
+    fork, stall, images, balloon, guests; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
     """
     console = Console()
     for name in names or ():
@@ -581,7 +581,7 @@ def main(
             )
             raise typer.Exit(2)
     if not names:
-        names = [name for name in BENCHES if name != "images" or image]
+        names = list(BENCHES)
     try:
         build()
         results: dict[str, Metrics] = {}

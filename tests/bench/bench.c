@@ -145,13 +145,13 @@ KsmRegion *bench_add(KsmEngine *engine, void *addr, size_t len,
     return region;
 }
 
-bool bench_step_until(KsmEngine *engine, BenchDone *done, void *opaque,
-                      double seconds)
+static bool step_until(KsmEngine *engine, uint64_t max_ns, BenchDone *done,
+                       void *opaque, double seconds)
 {
     uint64_t end = bench_now_ns() + seconds * 1e9;
 
     for (;;) {
-        int64_t wait = ksm_step(engine, 0);
+        int64_t wait = ksm_step(engine, max_ns);
         KsmStats stats;
 
         ksm_engine_get_stats(engine, &stats);
@@ -162,10 +162,22 @@ bool bench_step_until(KsmEngine *engine, BenchDone *done, void *opaque,
             return false;
         }
         /* -1 is "nothing until something is called": look at the clock */
-        if (wait) {
+        if (wait && !max_ns) {
             g_usleep(wait < 0 ? 1000 : MIN(wait / 1000, 100000));
         }
     }
+}
+
+bool bench_step_until(KsmEngine *engine, BenchDone *done, void *opaque,
+                      double seconds)
+{
+    return step_until(engine, 0, done, opaque, seconds);
+}
+
+bool bench_rush_until(KsmEngine *engine, BenchDone *done, void *opaque,
+                      double seconds)
+{
+    return step_until(engine, 2000000, done, opaque, seconds);
 }
 
 bool bench_saved(const KsmStats *stats, void *opaque)

@@ -65,8 +65,14 @@ KsmRegion *bench_add(KsmEngine *engine, void *addr, size_t len,
 
 typedef bool BenchDone(const KsmStats *stats, void *opaque);
 
-/* Steps the engine as it asks for until @done; false after @seconds. */
+/*
+ * Steps the engine until @done; false after @seconds.  The first as it asks
+ * to be called, budget and pauses kept; the second at full speed, as ksmd is
+ * run without sleep.
+ */
 bool bench_step_until(KsmEngine *engine, BenchDone *done, void *opaque,
+                      double seconds);
+bool bench_rush_until(KsmEngine *engine, BenchDone *done, void *opaque,
                       double seconds);
 
 /*

@@ -73,7 +73,7 @@ static double merged_pages(char *mem, size_t pages)
     bench_add(engine, copy, len, NULL, NULL);
     bench_add(engine, mem, len, NULL, NULL);
     /* not all need be merged: a few pages may not be worth it */
-    bench_step_until(engine, bench_saved, &target, 10);
+    bench_rush_until(engine, bench_saved, &target, 10);
     ksm_engine_get_stats(engine, &stats);
     return stats.pages_sharing;
 }

@@ -163,7 +163,7 @@ int main(int argc, char **argv)
 
         ksm_engine_get_stats(engine, &stats);
         target = stats.full_scans + 1;
-        if (!bench_step_until(engine, bench_scanned, &target, TIMEOUT_S)) {
+        if (!bench_rush_until(engine, bench_scanned, &target, TIMEOUT_S)) {
             bench_die("no pass in %.0f s", TIMEOUT_S);
         }
         ksm_engine_get_stats(engine, &stats);

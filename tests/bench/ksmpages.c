@@ -99,7 +99,7 @@ static Rate merge(Pages *p, int copies, uint64_t before)
                                           p->n * KSM_PAGE_SIZE, NULL, NULL);
             }
         }
-        if (!bench_step_until(p->engine, bench_saved, &target, TIMEOUT_S)) {
+        if (!bench_rush_until(p->engine, bench_saved, &target, TIMEOUT_S)) {
             bench_die("libksm did not merge %d copies in %.0f s", copies,
                       TIMEOUT_S);
         }

@@ -42,7 +42,7 @@ static void measure_ksm(const Bench *b, char *mem, size_t len,
     bench_add(engine, mem, len, &ops, bitmap);
     /* the first passes hash everything once */
     target = 4;
-    if (!bench_step_until(engine, bench_scanned, &target, TIMEOUT_S)) {
+    if (!bench_rush_until(engine, bench_scanned, &target, TIMEOUT_S)) {
         bench_die("no 4 passes in %.0f s", TIMEOUT_S);
     }
     ksm_engine_get_stats(engine, &stats);
@@ -53,7 +53,7 @@ static void measure_ksm(const Bench *b, char *mem, size_t len,
     scanned = stats.pages_scanned;
     target = stats.full_scans + passes;
     cpu = bench_thread_cpu_ns();
-    if (!bench_step_until(engine, bench_scanned, &target, TIMEOUT_S)) {
+    if (!bench_rush_until(engine, bench_scanned, &target, TIMEOUT_S)) {
         bench_die("no %" G_GUINT64_FORMAT " passes in %.0f s", passes,
                   TIMEOUT_S);
     }
