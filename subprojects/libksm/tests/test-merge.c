@@ -1,0 +1,451 @@
+/*
+ * libksm tests: region, dirty, scan, run, merge, discard through an engine
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "region.h"
+#include "util.h"
+
+/* Two areas with equal content, merged. */
+typedef struct Pair {
+    KsmEngine *e;
+    Mem *a, *b;
+    KsmRegion *ra, *rb;
+} Pair;
+
+static bool pair_start(Pair *p, KsmScope scope, KsmDirtySource dirty,
+                       const KsmRegionOps *ops, MemPages kind)
+{
+    p->e = util_engine(scope, dirty);
+    if (!p->e) {
+        return false;
+    }
+    p->a = mem_new(1024, 0, kind);
+    p->b = mem_new(1024, 0, kind);
+    mem_fill_run(p->a, 0, 1024, 1, 1);
+    mem_fill_run(p->b, 0, 1024, 1, 1);
+    p->ra = util_add(p->e, p->a, ops);
+    p->rb = util_add(p->e, p->b, ops);
+    return true;
+}
+
+static void pair_end(Pair *p)
+{
+    region_check(p->ra);
+    region_check(p->rb);
+    mem_check(p->a);
+    mem_check(p->b);
+    util_remove(p->ra);
+    util_remove(p->rb);
+    mem_check(p->a);
+    mem_check(p->b);
+    g_assert(util_stats(p->e).pages_shared == 0);
+    ksm_engine_free(p->e);
+    mem_free(p->a);
+    mem_free(p->b);
+}
+
+static void test_merge(gconstpointer data)
+{
+    KsmDirtySource dirty = GPOINTER_TO_INT(data);
+    const KsmRegionOps *ops = dirty == KSM_DIRTY_LOG ? &mem_ops_log : NULL;
+    Pair p;
+    KsmStats s;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, dirty, ops, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    s = util_stats(p.e);
+    g_assert(s.dirty == dirty);
+    g_assert(s.pages_shared == 1024 && s.pages_sharing == 1024);
+    g_assert(s.merged_runs <= 4);
+    g_assert(mem_anonymous(p.a, 0, 1024) == 0);
+    g_assert(s.profit > 1000 * 4096 - (int64_t)s.metadata - 65536);
+    /* written pages are noticed, and nothing but them changes */
+    for (unsigned i = 0; i < 100; i++) {
+        mem_write(p.b, i * 3, i, 1);
+    }
+    mem_check(p.a);
+    util_passes(p.e, 6);
+    s = util_stats(p.e);
+    g_assert(s.cow_broken == 100);
+    g_assert(s.pages_sharing == 1024 - 100);
+    pair_end(&p);
+}
+
+static void test_huge(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_HUGE)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    g_assert(util_stats(p.e).pages_sharing == 1024);
+    pair_end(&p);
+}
+
+/* A huge page is not broken for less than split_min_pages. */
+static void test_split_min(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    Mem *a, *b;
+    KsmRegion *ra, *rb;
+    KsmStats s;
+
+    if (!e) {
+        return;
+    }
+    a = mem_new(512, 0, MEM_HUGE);
+    b = mem_new(512, 0, MEM_HUGE);
+    mem_fill_run(a, 0, 512, 1, 1);
+    mem_fill_run(b, 0, 512, 10001, 1);
+    mem_fill_run(b, 0, 60, 1, 1);
+    ra = util_add(e, a, NULL);
+    rb = util_add(e, b, NULL);
+    util_passes(e, 8);
+    s = util_stats(e);
+    g_assert(s.huge_split == 0 && s.pages_sharing == 0);
+    g_assert(s.reasons[KSM_REASON_NOT_WORTH] == 120);
+    mem_fill_run(b, 60, 60, 61, 1);
+    util_passes(e, 12);
+    s = util_stats(e);
+    /* ... if huge pages could be had at all */
+    g_assert(s.pages_sharing == 120 || s.huge_split == 0);
+    mem_check(a);
+    mem_check(b);
+    util_remove(ra);
+    util_remove(rb);
+    ksm_engine_free(e);
+    mem_free(a);
+    mem_free(b);
+}
+
+static void test_zero(gconstpointer data)
+{
+    KsmScope scope = GPOINTER_TO_INT(data);
+    KsmEngine *e = util_engine(scope, KSM_DIRTY_PAGEMAP);
+    KsmRegion *r;
+    KsmStats s;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(1000, 100, MEM_SMALL);
+    mem_fill_run(m, 0, 400, 0, 0);
+    mem_fill_run(m, 500, 100, 1, 0);
+    r = util_add(e, m, NULL);
+    util_passes(e, 4);
+    s = util_stats(e);
+    g_assert(s.zero_pages == 400);
+    g_assert(mem_present(m, 0, 500) == 0);
+    g_assert(scope == KSM_SCOPE_VM ? s.pages_sharing > 0
+                                   : s.pages_sharing == 0);
+    mem_write(m, 5, 5, 5);
+    util_passes(e, 4);
+    g_assert(util_stats(e).zero_pages == 399);
+    mem_check(m);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+static void test_pattern(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    KsmRegion *r;
+    KsmStats s;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(8192, 0, MEM_SMALL);
+    mem_fill_run(m, 0, 8192, 7, 0);
+    r = util_add(e, m, NULL);
+    util_passes(e, 6);
+    s = util_stats(e);
+    g_assert(s.pages_sharing + s.pages_shared == 8192);
+    g_assert(s.pages_shared <= 512);
+    g_assert(s.merged_runs < 100);
+    mem_check(m);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* The busy op: everything goes back, and later it is merged. */
+static void test_busy(void)
+{
+    KsmStats s;
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops,
+                    MEM_SMALL)) {
+        return;
+    }
+    p.a->busy = p.b->busy = true;
+    util_passes(p.e, 6);
+    s = util_stats(p.e);
+    g_assert(s.pages_sharing == 0 && s.busy > 0);
+    g_assert(s.reasons[KSM_REASON_BUSY] > 0);
+    mem_check(p.a);
+    p.a->busy = p.b->busy = false;
+    ksm_rescan(p.e);
+    util_passes(p.e, 8);
+    g_assert(util_stats(p.e).pages_sharing == 1024);
+    /* written pages under a busy device cannot be given back */
+    mem_write(p.a, 3, 3, 3);
+    p.a->busy = true;
+    g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == -EBUSY);
+    mem_check(p.a);
+    p.a->busy = false;
+    pair_end(&p);
+}
+
+static void test_inhibited(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops,
+                    MEM_SMALL)) {
+        return;
+    }
+    p.a->inhibited = p.b->inhibited = "for the test";
+    util_passes(p.e, 4);
+    g_assert(util_stats(p.e).state == KSM_STATE_INHIBITED);
+    g_assert(!strcmp(util_stats(p.e).inhibited, "for the test"));
+    g_assert(util_stats(p.e).merged == 0);
+    p.a->inhibited = p.b->inhibited = NULL;
+    util_passes(p.e, 6);
+    g_assert(util_stats(p.e).pages_sharing == 1024);
+    ksm_engine_set_run(p.e, false);
+    g_assert(ksm_step(p.e, 0) == -1);
+    g_assert(util_stats(p.e).state == KSM_STATE_OFF);
+    ksm_engine_set_run(p.e, true);
+    pair_end(&p);
+}
+
+static void test_discard(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    g_assert(ksm_discard(p.ra, 100 * PAGE, 50 * PAGE) == 0);
+    mem_gone(p.a, 100, 50);
+    mem_check(p.a);
+    g_assert(mem_present(p.a, 100, 50) == 0 || true);
+    /* from now on it is the kernel's own zeroes that a discard gives */
+    g_assert(madvise(p.a->addr + 100 * PAGE, 50 * PAGE, MADV_DONTNEED) == 0);
+    mem_check(p.a);
+    g_assert(ksm_discard(p.ra, 1, PAGE) == -EINVAL);
+    g_assert(ksm_discard(p.ra, 1024 * PAGE, PAGE) == -EINVAL);
+    g_assert(ksm_discard(p.ra, 0, 1025 * PAGE) == -EINVAL);
+    pair_end(&p);
+}
+
+static void test_hint(void)
+{
+    Pair p;
+    KsmStats s;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(p.a, 0, 512, 90001, 1);
+    util_passes(p.e, 4);
+    g_assert(ksm_free_hint(p.ra, 0, 512 * PAGE) == 0);
+    s = util_stats(p.e);
+    g_assert(s.free_hinted == 512);
+    g_assert(s.reasons[KSM_REASON_FREED] == 512);
+    util_passes(p.e, 5);
+    /* freed pages are not hashed again until they are written */
+    g_assert(util_stats(p.e).pages_scanned == s.pages_scanned);
+    mem_fill_run(p.a, 0, 100, 1, 1);
+    util_passes(p.e, 6);
+    g_assert(util_stats(p.e).pages_scanned >= s.pages_scanned + 100);
+    g_assert(util_stats(p.e).pages_sharing >= 512 + 100);
+    /* reading them now would find the old content or zeroes */
+    mem_fill_run(p.a, 100, 412, 0, 0);
+    pair_end(&p);
+}
+
+static void test_unmerge(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    mem_write(p.a, 17, 3, 9);
+    g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == 0);
+    g_assert(mem_anonymous(p.a, 0, 1024) == 1024);
+    mem_check(p.a);
+    g_assert(util_stats(p.e).pages_sharing == 0);
+    /* and it merges again */
+    util_passes(p.e, 8);
+    g_assert(util_stats(p.e).pages_sharing >= 1022);
+    pair_end(&p);
+}
+
+/* Pages of another node are not merged with ours. */
+static void test_nodes(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    KsmRegion *r[2];
+    Mem *m[2];
+
+    if (!e) {
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        m[i] = mem_new(512, 0, MEM_SMALL);
+        mem_fill_run(m[i], 0, 512, 1, 1);
+        r[i] = ksm_region_add(e, m[i]->addr, 512 * PAGE, i, NULL, NULL, NULL);
+        g_assert(r[i]);
+    }
+    util_passes(e, 6);
+    g_assert(util_stats(e).pages_sharing == 0);
+    for (int i = 0; i < 2; i++) {
+        util_remove(r[i]);
+        mem_free(m[i]);
+    }
+    ksm_engine_free(e);
+}
+
+/* Unchanged memory is not hashed again; changing memory is passed over. */
+static void test_smart(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    KsmRegion *r;
+    KsmStats s;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(512, 0, MEM_SMALL);
+    mem_fill_run(m, 0, 512, 1, 1);
+    r = util_add(e, m, NULL);
+    util_passes(e, 10);
+    s = util_stats(e);
+    g_assert(s.pages_scanned == 512 && s.pages_unshared == 512);
+    g_assert(s.state == KSM_STATE_IDLE);
+    for (unsigned i = 0; i < 12; i++) {
+        mem_fill_run(m, 0, 512, 1000000 * (i + 2), 1);
+        util_passes(e, 4);
+    }
+    g_assert(util_stats(e).pages_skipped > 512);
+    mem_check(m);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+static void refuse(KsmEngine *e, void *addr, size_t len, const char *why)
+{
+    g_autoptr(GError) err = NULL;
+
+    g_assert(!ksm_region_add(e, addr, len, -1, NULL, NULL, &err));
+    g_assert(g_error_matches(err, KSM_ERROR, KSM_ERROR_INVALID));
+    g_assert(strstr(err->message, why));
+}
+
+static void test_refuse(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_AUTO);
+    size_t len = 16 * PAGE;
+    void *shared, *locked;
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(64, 0, MEM_SMALL);
+    shared = mmap(NULL, len, PROT_READ | PROT_WRITE,
+                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    locked = mmap(NULL, len, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    refuse(e, shared, len, "shared");
+    if (mlock(locked, len) == 0) {
+        refuse(e, locked, len, "locked");
+    }
+    refuse(e, (char *)shared + 1, len, "multiples");
+    munmap(shared, len);
+    refuse(e, shared, len, "not mapped");
+    r = util_add(e, m, NULL);
+    refuse(e, m->addr + 32 * PAGE, PAGE, "already");
+    g_assert(ksm_region_remove(r, KSM_REMOVE_FORGET) == 0);
+    munmap(locked, len);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* Forget: the memory is gone, and nothing of it is touched. */
+static void test_forget(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    munmap(p.a->addr, 1024 * PAGE);
+    g_assert(ksm_region_remove(p.ra, KSM_REMOVE_FORGET) == 0);
+    util_passes(p.e, 2);
+    mem_check(p.b);
+    util_remove(p.rb);
+    g_assert(util_stats(p.e).pages_shared == 0);
+    ksm_engine_free(p.e);
+    mem_free(p.b);
+    munmap(p.a->map, p.a->map_len);
+}
+
+static void test_reasons(void)
+{
+    for (unsigned i = 0; i < KSM_REASON_MAX; i++) {
+        g_assert(ksm_reason_name(i)[0] && ksm_reason_text(i)[0]);
+    }
+    g_assert(!strcmp(ksm_reason_name(KSM_REASON_VMA_LIMIT), "vma-limit"));
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_data_func("/merge/pagemap",
+                         GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_merge);
+    g_test_add_data_func("/merge/log", GINT_TO_POINTER(KSM_DIRTY_LOG),
+                         test_merge);
+    g_test_add_data_func("/merge/checksum",
+                         GINT_TO_POINTER(KSM_DIRTY_CHECKSUM), test_merge);
+    g_test_add_func("/merge/huge", test_huge);
+    g_test_add_func("/merge/busy", test_busy);
+    g_test_add_func("/merge/unmerge", test_unmerge);
+    g_test_add_data_func("/run/zero-vm", GINT_TO_POINTER(KSM_SCOPE_VM),
+                         test_zero);
+    g_test_add_data_func("/run/zero-only", GINT_TO_POINTER(KSM_SCOPE_ZERO),
+                         test_zero);
+    g_test_add_func("/run/pattern", test_pattern);
+    g_test_add_func("/run/split-min", test_split_min);
+    g_test_add_func("/scan/inhibited", test_inhibited);
+    g_test_add_func("/scan/nodes", test_nodes);
+    g_test_add_func("/scan/smart", test_smart);
+    g_test_add_func("/discard/range", test_discard);
+    g_test_add_func("/discard/hint", test_hint);
+    g_test_add_func("/region/refuse", test_refuse);
+    g_test_add_func("/region/forget", test_forget);
+    g_test_add_func("/stats/reasons", test_reasons);
+    return g_test_run();
+}
