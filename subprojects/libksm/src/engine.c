@@ -321,7 +321,8 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
     e->cfg = *config;
     config_clamp(&e->cfg);
     e->run = true;
-    e->uffd = e->uffd_wp = e->pagemap = e->maps = e->pool.fd = e->pool.map_fd = -1;
+    e->uffd = e->uffd_wp = e->pagemap = e->maps = -1;
+    e->pool.fd = e->pool.map_fd = -1;
     pthread_mutex_init(&e->lock.mutex, NULL);
     pthread_cond_init(&e->lock.turn, NULL);
     e->regions = g_ptr_array_new();

@@ -54,8 +54,10 @@ size_t mem_mappings(const Mem *m);
 extern const KsmRegionOps mem_ops;
 extern const KsmRegionOps mem_ops_log;
 
-/* An engine at 100 % with the source; asserts that it works, or skips the
- * test (NULL) where the kernel lacks what is needed. */
+/*
+ * An engine at 100 % with the source; asserts that it works, or skips the
+ * test (NULL) where the kernel lacks what is needed.
+ */
 KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty);
 KsmRegion *util_add(KsmEngine *e, Mem *m, const KsmRegionOps *ops);
 void util_passes(KsmEngine *e, unsigned n);
