@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Benches with real Debian guests: `guests`, and images for `images`.
+"""Benches with real Debian guests: `guests`, `guest-stall`, RAM images.
 
 `guests` holds each scope against plain QEMU with ksmd at full speed, in one
 run: how much is saved of what is equal, after what time, for how much CPU.
@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import guest_content
 import ksmsys
-from guest_run import MIB, Run, RunResult, Sample
+from guest_run import BY_KERNEL, MIB, Run, RunResult, Sample
 from qemu_guest import (
     Guest,
     GuestError,
@@ -68,7 +69,11 @@ def measure(
         run.boot(show)
         found = contents(run)
         run.start()
-        run.merge(seconds, show, interval=0.25)
+        # ksmd splits a huge page in one pass and merges in a later one: what
+        # it has not gained for a while may come yet
+        run.merge(
+            seconds, show, interval=0.25, settle_s=30 if scope in BY_KERNEL else 8
+        )
         run.verify(show)
     if not run.result.data_intact:
         raise GuestError(
@@ -133,6 +138,53 @@ def guests(session: Session) -> Metrics:
     return metrics
 
 
+def guest_stall(session: Session) -> Metrics:
+    """Writes in a guest, with and without merging: how fast, how long."""
+    need_qemu()
+    image = guest_image()
+    reason = probe_scope(image, "vm")
+    if reason:
+        session.note(f"scope=vm cannot be had here: {reason.splitlines()[0]}")
+        return {}
+    seconds = 3 if session.quick else 10
+    rounds = 2 if session.quick else 5
+    rate: dict[bool, list[float]] = {False: [], True: []}
+    p99: dict[bool, list[float]] = {False: [], True: []}
+    longest: dict[bool, list[float]] = {False: [], True: []}
+    # the default max-cpu; a guest that has something to merge
+    spec = GuestSpec(
+        memory_mib=512, properties={"scope": "vm", "run": "off"}, load=0, private_mib=96
+    )
+    with Guest(spec, image) as guest:
+        guest.wait_ready()
+        for i in range(rounds):
+            # the two take turns, so that a busy host is busy for both
+            for merging in (False, True):
+                session.say(f"guest-stall: {i + 1} of {rounds}")
+                guest.qmp(
+                    "qom-set", path="/objects/ram0", property="run", value=merging
+                )
+                guest.command("alloc 16 pattern")
+                guest.command(f"touch {seconds}")
+                touched = [e for e in guest.events if e["event"] == "touched"][-1]
+                guest.command("free 16")
+                rate[merging].append(touched["pages"] / touched["ns"] * 1e9)
+                p99[merging].append(touched["p99_ns"])
+                longest[merging].append(touched["max_ns"])
+        stall = guest.backend_stats().get("stall", {})
+        if guest.verify():
+            raise GuestError(f"the guest's data is damaged: {guest.failures[:3]}")
+    metrics = {
+        "write_throughput_ratio": median(rate[True]) / median(rate[False]),
+        "writes_per_second": median(rate[True]),
+        "guest_p99_ns_off": median(p99[False]),
+        "guest_p99_ns_on": median(p99[True]),
+        "guest_max_ns_off": median(longest[False]),
+        "guest_max_ns_on": median(longest[True]),
+    }
+    return metrics | {f"stall_{k}": float(v) for k, v in stall.items()}
+
+
 def make_images(directory: Path, number: int = 2, memory_mib: int = 512) -> list[Path]:
     """RAM images of running guests, for the bench `images`."""
     need_qemu()
@@ -161,4 +213,7 @@ def available() -> str | None:
     return ksmsys.why_not_controllable()
 
 
-BENCHES: dict[str, Callable[[Session], Metrics]] = {"guests": guests}
+BENCHES: dict[str, Callable[[Session], Metrics]] = {
+    "guests": guests,
+    "guest-stall": guest_stall,
+}
