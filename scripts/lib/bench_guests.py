@@ -72,7 +72,7 @@ def measure(
         # ksmd splits a huge page in one pass and merges in a later one: what
         # it has not gained for a while may come yet
         run.merge(
-            seconds, show, interval=0.25, settle_s=30 if scope in BY_KERNEL else 8
+            seconds, show, interval=0.25, settle_s=30 if scope in BY_KERNEL else 10
         )
         run.verify(show)
     if not run.result.data_intact:
@@ -157,6 +157,7 @@ def guest_stall(session: Session) -> Metrics:
     )
     with Guest(spec, image) as guest:
         guest.wait_ready()
+        guest.command("touch 1")
         for i in range(rounds):
             # the two take turns, so that a busy host is busy for both
             for merging in (False, True):

@@ -41,6 +41,10 @@ class GuestSample:
     resident: int = 0
     #: pages that are merged with others
     shared: int = 0
+    #: what the guest's RAM takes of the host, shared pages by their share
+    footprint: int = 0
+    #: how much less that is than before merging began.  Zero pages that the
+    #: kernel's split of a huge page gives back count too: merging caused it
     saved: int = 0
     lazy_free: int = 0
     cpu_s: float = 0.0
@@ -156,6 +160,7 @@ class Run:
         self._knobs: ksmsys.KsmKnobs | None = None
         self._ksmd = ksmsys.ksmd_pid()
         self._began = 0.0
+        self._before: dict[str, int] = {}
         self._cpu_began = 0.0
         self._scans_began = 0
 
@@ -208,7 +213,9 @@ class Run:
 
     def start(self) -> None:
         """Takes "before" and starts merging."""
-        self.result.resident_mib = self.sample().resident / MIB
+        before = self.sample()
+        self.result.resident_mib = before.resident / MIB
+        self._before = {guest.name: guest.footprint for guest in before.guests}
         self._cpu_began = self._merge_cpu(self._stats())
         self._scans_began = self._full_scans(self._stats())
         self._began = time.monotonic()
@@ -227,7 +234,7 @@ class Run:
         seconds: float,
         show: Callable[[Sample], None] | None = None,
         interval: float = 1.0,
-        settle_s: float = 8.0,
+        settle_s: float = 10.0,
     ) -> None:
         """Samples until nothing more is gained, `seconds` at most."""
         result = self.result
@@ -312,28 +319,29 @@ class Run:
         guests = []
         for guest, each in zip(self.guests, stats, strict=True):
             memory = guest.memory()
-            one = GuestSample(guest.spec.name, saved=memory.saved)
+            one = GuestSample(guest.spec.name)
             one.lazy_free = memory.lazy_free
             one.errors = len(guest.failures)
             one.verified = int(guest.state.get("pages_verified", 0))
             one.shared = memory.ksm_merged
             usage = guest.ram_usage()
             one.resident = usage.resident
+            one.footprint = usage.resident - memory.shared_saving
             one.cpu_s = self._engine_cpu(each)
             one.state = "merging" if self._began else "up"
             if each:
                 backend = each["backends"][0]
                 one.state = backend["state"]
                 if self.scope not in BY_KERNEL:
-                    # the guest's pages in the pool, less the whole pool; and
-                    # the zero pages that the host has back
-                    one.saved += usage.pooled - pool_size(guest.pid)
-                    one.saved += int(backend.get("zero-pages", 0)) * 4096
+                    # the pool is the guest's own, and counts once
+                    one.footprint += pool_size(guest.pid) - usage.pooled
                     one.shared = usage.pooled // 4096
             if not guest.ready():
                 one.state = "booting"
             elif not self._began:
                 one.state = "up"
+            if self._before:
+                one.saved = self._before[one.name] - one.footprint
             guests.append(one)
         return Sample(
             seconds=time.monotonic() - self._began if self._began else 0.0,
@@ -351,7 +359,7 @@ class Run:
         if last.full_scans < 3:
             return False
         # an engine that has not begun has not settled
-        if self.scope not in BY_KERNEL and not last.saved and last.seconds < 60:
+        if self.scope not in BY_KERNEL and last.saved <= 0 and last.seconds < 60:
             return False
         then = next(s for s in samples if s.seconds >= last.seconds - settle_s)
         gained = last.saved - then.saved
