@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What real guests give back: free page reporting and the balloon.
+
+Lazily freed memory stays resident until the host wants it, so what a guest
+takes is its resident memory less that ("used" in query-ksm-stats).  Under
+pressure, here of a memory control group, the resident memory itself falls.
+In each test the guest verifies all its memory and files at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qemu_guest import Guest, GuestSpec, migrate
+
+pytestmark = pytest.mark.timeout(900)
+
+MIB = 1 << 20
+FREED = 300
+#: what must come back of that, and how long it may take on a busy machine;
+#: on an idle one see docs/devel/ksm-balloon.rst
+SHARE = 0.9
+PATIENCE = 60.0
+BALLOON = "virtio-balloon-pci,id=balloon,free-page-reporting=on"
+
+
+class Group:
+    """A memory control group of its own, version 1 or 2."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.v2 = (path / "memory.max").exists()
+
+    @staticmethod
+    def make() -> Group | None:
+        """None where this process may not make one."""
+        text = Path("/proc/self/mountinfo").read_text()
+        for line in text.splitlines():
+            left, _, right = line.partition(" - ")
+            kind, _, options = right.split(" ", 2)
+            if kind == "cgroup2" or (
+                kind == "cgroup" and "memory" in options.split(",")
+            ):
+                path = Path(left.split(" ")[4]) / f"qemu-ksm-{uuid.uuid4()}"
+                try:
+                    path.mkdir()
+                except OSError:
+                    continue
+                group = Group(path)
+                if group.v2 or (path / "memory.limit_in_bytes").exists():
+                    return group
+                path.rmdir()
+        return None
+
+    def prefix(self) -> list[str]:
+        """A command in front of one that is to run in the group."""
+        script = f'echo $$ >"{self.path}/cgroup.procs" && exec "$@"'
+        return ["sh", "-c", script, "sh"]
+
+    def usage(self) -> int:
+        name = "memory.current" if self.v2 else "memory.usage_in_bytes"
+        return int((self.path / name).read_text())
+
+    def limit(self, size: int) -> None:
+        """The kernel reclaims until the group is below; -1: no limit."""
+        name = "memory.max" if self.v2 else "memory.limit_in_bytes"
+        value = "max" if self.v2 and size < 0 else str(size)
+        (self.path / name).write_text(value)
+
+    def reclaim(self, size: int) -> None:
+        """Makes the kernel take back as much, if it can."""
+        try:
+            if (self.path / "memory.reclaim").exists():
+                (self.path / "memory.reclaim").write_text(str(size))
+            else:
+                self.limit(max(self.usage() - size, MIB))
+        except OSError:
+            pass  # it took what there was
+        finally:
+            self.limit(-1)
+
+    def remove(self) -> None:
+        for _ in range(50):
+            try:
+                self.path.rmdir()
+                return
+            except OSError:
+                time.sleep(0.1)
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    made = Group.make()
+    if made is None:
+        pytest.skip("no memory control group can be made here")
+    yield made
+    made.remove()
+
+
+def spec_of(**changes: object) -> GuestSpec:
+    spec = GuestSpec(
+        memory_mib=512,
+        cache_mib=32,
+        private_mib=8,
+        load=5,
+        extra=["-device", BALLOON],
+    )
+    for name, value in changes.items():
+        setattr(spec, name, value)
+    return spec
+
+
+def used(guest: Guest) -> int:
+    return int(guest.backend_stats()["used"])
+
+
+def resident(guest: Guest) -> int:
+    return int(guest.backend_stats()["resident"])
+
+
+def host_has_swap() -> bool:
+    return len(Path("/proc/swaps").read_text().splitlines()) > 1
+
+
+def free_and_wait(guest: Guest, mib: int) -> float:
+    """The guest frees memory; seconds until it counts on the host."""
+    before = used(guest)
+    start = time.monotonic()
+    guest.command(f"free {mib}")
+    guest.wait_for(
+        f"fall of used memory by {SHARE:.0%} of {mib} MiB",
+        lambda: before - used(guest) >= SHARE * mib * MIB,
+        PATIENCE,
+        0.1,
+    )
+    return time.monotonic() - start
+
+
+def assert_not_inert(guest: Guest) -> None:
+    kinds = [reason["kind"] for reason in guest.backend_stats()["reasons"]]
+    assert "balloon-inert" not in kinds
+
+
+def balloon_to(guest: Guest, mib: int) -> None:
+    guest.qmp("balloon", value=mib * MIB)
+    guest.wait_for(
+        f"balloon that leaves {mib} MiB",
+        lambda: guest.qmp("query-balloon")["actual"] == mib * MIB,
+        PATIENCE,
+    )
+
+
+def assert_lazy(guest: Guest, group: Group, capsys: pytest.CaptureFixture[str]) -> None:
+    """Frees, has the host take it, takes it again, and verifies."""
+    guest.command(f"alloc {FREED} pattern")
+    assert_not_inert(guest)
+    before = resident(guest)
+    seconds = free_and_wait(guest, FREED)
+    stats = guest.backend_stats()
+    with capsys.disabled():
+        print(
+            f"\n  {FREED} MiB freed: used fell by {SHARE:.0%} of that in "
+            f"{seconds:.1f} s, resident by {(before - stats['resident']) / MIB:.0f} "
+            f"MiB, lazily free {stats['lazy-free'] / MIB:.0f} MiB"
+        )
+    assert stats["free-hinted"] * 4096 >= SHARE * FREED * MIB
+
+    # memory pressure: what is resident falls, too
+    group.reclaim(FREED * MIB)
+    guest.wait_for(
+        "fall of resident memory",
+        lambda: before - resident(guest) >= SHARE * FREED * MIB,
+        PATIENCE,
+    )
+    guest.command(f"alloc {FREED} pattern")
+    assert guest.verify() == 0
+
+
+def test_host(image: Path, group: Group, capsys: pytest.CaptureFixture[str]) -> None:
+    """scope=host: reporting, pressure, the balloon, and a migration."""
+    spec = spec_of(properties={"free-policy": "lazy"}, prefix=group.prefix())
+    with Guest(spec, image) as guest:
+        guest.wait_ready()
+        assert_lazy(guest, group, capsys)
+        free_and_wait(guest, FREED)
+
+        before = used(guest)
+        balloon_to(guest, 384)
+        assert used(guest) < before + 64 * MIB
+        assert guest.backend_stats()["free-hinted"] >= 128 * MIB // 4096
+        assert_not_inert(guest)
+        balloon_to(guest, 512)
+        guest.command("alloc 200")
+
+        # free pages are on their way while the guest moves
+        target = spec_of(incoming=True, properties={"free-policy": "lazy"})
+        guest.command("free 150")
+        with Guest(target, image) as moved:
+            migrate(guest, moved)
+            guest.stop()
+            moved.command("alloc 150")
+            assert moved.verify() == 0
+            free_and_wait(moved, 150)
+            assert moved.verify() == 0
+
+
+def test_vm(
+    image: Path, group: Group, scope_vm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """scope=vm, merging at full speed meanwhile."""
+    properties = {"scope": scope_vm, "max-cpu": "100", "free-policy": "lazy"}
+    spec = spec_of(properties=properties, prefix=group.prefix())
+    with Guest(spec, image) as guest:
+        guest.wait_ready()
+        assert_lazy(guest, group, capsys)
+        # different in each page, merged not at all
+        guest.command(f"free {FREED}")
+        guest.command("alloc 200 random")
+        free_and_wait(guest, 200)
+        assert guest.verify() == 0
+
+
+def write_files(group: Group, directory: str) -> None:
+    """A process in the group fills its page cache and drops it again."""
+    script = 'dd if=/dev/zero of="$0" bs=1M count=48 2>/dev/null; rm -f "$0"'
+    subprocess.run(
+        [*group.prefix(), "sh", "-c", script, os.path.join(directory, "file")],
+        check=False,
+    )
+
+
+def test_auto_under_pressure(image: Path, group: Group) -> None:
+    """free-policy=auto frees at once while the group is at its limit."""
+    with (
+        tempfile.TemporaryDirectory(prefix="qemu-ksm-", dir="/var/tmp") as directory,
+        Guest(spec_of(prefix=group.prefix()), image) as guest,
+    ):
+        guest.wait_ready()
+        guest.command(f"alloc {FREED} pattern")
+        group.limit(group.usage() + 24 * MIB)
+        guest.command("free 100")
+
+        def eager() -> bool:
+            write_files(group, directory)
+            if int(guest.backend_stats()["free-eager"]) * 4096 > 32 * MIB:
+                return True
+            # reports come every two seconds: give something to report
+            if guest.state["own_mib"] > 20:
+                guest.command("free 20")
+            return False
+
+        guest.wait_for("memory that is freed at once", eager, PATIENCE)
+        group.limit(-1)
+        assert guest.verify() == 0
+
+
+def test_info_ksm(image: Path) -> None:
+    """People are told why nothing comes back."""
+    spec = spec_of(extra=["-device", "virtio-balloon-pci"])
+    with Guest(spec, image) as guest:
+        guest.wait_ready()
+        text = guest.hmp("info ksm")
+        assert "free-page-reporting of the virtio-balloon device is off" in text
+        assert re.search(r"^  used +\S+", text, re.M)
+        balloon_to(guest, 448)
+        assert "gives no memory back" not in guest.hmp("info ksm")
+        assert int(guest.backend_stats()["free-hinted"]) >= 32 * MIB // 4096
+        assert guest.verify() == 0
