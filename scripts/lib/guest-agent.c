@@ -296,25 +296,32 @@ static void page_verify(size_t piece, size_t page)
     g.pages_verified++;
 }
 
+/*
+ * A piece and what is known of it go back to the kernel together: a heap that
+ * stays behind would keep a page here and there, and the kernel reports free
+ * pages to the host only in blocks of some MiB.
+ */
+#define PIECE_SIZE (MIB + PAGE)
+_Static_assert(sizeof(Piece) <= PAGE, "a piece's own data fit a page");
+
 static bool piece_add(Kind kind)
 {
-    Piece *p = calloc(1, sizeof(*p));
     Piece **pieces = realloc(g.pieces, (g.n_pieces + 1) * sizeof(*pieces));
+    char *memory;
+    Piece *p;
 
-    if (pieces) {
-        g.pieces = pieces;
-    }
-    if (!p || !pieces) {
-        free(p);
+    if (!pieces) {
         return false;
     }
+    g.pieces = pieces;
+    memory = mmap(NULL, PIECE_SIZE, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        return false;
+    }
+    p = (Piece *)(memory + MIB);
     p->kind = kind;
-    p->memory = mmap(NULL, MIB, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p->memory == MAP_FAILED) {
-        free(p);
-        return false;
-    }
+    p->memory = (uint64_t *)memory;
     g.pieces[g.n_pieces++] = p;
     for (size_t i = 0; i < PAGES_PER_MIB; i++) {
         page_write(g.n_pieces - 1, i);
@@ -324,10 +331,7 @@ static bool piece_add(Kind kind)
 
 static void piece_drop(void)
 {
-    Piece *p = g.pieces[--g.n_pieces];
-
-    munmap(p->memory, MIB);
-    free(p);
+    munmap(g.pieces[--g.n_pieces]->memory, PIECE_SIZE);
 }
 
 /* --- files ------------------------------------------------------------- */
