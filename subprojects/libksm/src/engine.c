@@ -384,14 +384,15 @@ void ksm_engine_set_smart_scan(KsmEngine *engine, bool on)
     lock_release(&engine->lock);
 }
 
-int engine_kinds(KsmEngine *e, const void *addr, unsigned n, uint8_t *kinds)
+int engine_kinds(KsmEngine *e, const void *addr, unsigned n, unsigned tell,
+                 uint8_t *kinds)
 {
     PmScan scan = {
         .fd = e->pagemap,
         .start = (uintptr_t)addr,
         .end = (uintptr_t)addr + n * PAGE_BYTES,
         .any = PM_PRESENT | PM_SWAPPED,
-        .tell = PM_PRESENT | PM_SWAPPED | PM_FILE | PM_ZEROPFN | PM_HUGE,
+        .tell = tell,
         .vec = e->ranges,
         .vec_len = N_RANGES,
     };

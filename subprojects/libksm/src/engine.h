@@ -120,8 +120,14 @@ static inline KsmRegion *engine_page(const KsmEngine *e, uint32_t id,
     return r;
 }
 
-/* Kinds (PM_*) of each page of a range of up to a chunk. 0 or -errno. */
-int engine_kinds(KsmEngine *e, const void *addr, unsigned n, uint8_t *kinds);
+/*
+ * Kinds (PM_*) of each page of a range of up to a chunk: those of @tell, of
+ * which PM_FILE is what costs. 0 or -errno.
+ */
+#define KINDS_FAST (PM_PRESENT | PM_SWAPPED | PM_ZEROPFN | PM_HUGE)
+#define KINDS_ALL  (KINDS_FAST | PM_FILE)
+int engine_kinds(KsmEngine *e, const void *addr, unsigned n, unsigned tell,
+                 uint8_t *kinds);
 
 void engine_stall(KsmEngine *e, uint64_t ns);
 

@@ -562,7 +562,7 @@ static bool span_replace(KsmEngine *e, Isolation *s)
     uint64_t t;
 
     for (unsigned tries = 0; tries < 4 && !s->kinds_known; tries++) {
-        s->kinds_known = engine_kinds(e, s->stage, s->n,
+        s->kinds_known = engine_kinds(e, s->stage, s->n, KINDS_FAST,
                                       e->merge.kinds) == 0;
     }
     if (s->kinds_known) {
@@ -796,7 +796,8 @@ static int replace_clean(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     int ret = -EBUSY;
     unsigned k;
 
-    if (engine_kinds(e, page_addr(r, page), n, e->merge.kinds) < 0) {
+    if (engine_kinds(e, page_addr(r, page), n, KINDS_ALL,
+                     e->merge.kinds) < 0) {
         unblock(e, r, page, n);
         return ret;
     }

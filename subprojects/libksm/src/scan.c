@@ -221,7 +221,8 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
     chunk_unshare(e, r, chunk);
     memset(kinds, 0, CHUNK_PAGES);
-    if (engine_kinds(e, page_addr(r, first + lo), n - lo, kinds + lo) < 0) {
+    if (engine_kinds(e, page_addr(r, first + lo), n - lo,
+                     c->mapped ? KINDS_ALL : KINDS_FAST, kinds + lo) < 0) {
         return false;
     }
     c->lazy = 0;
