@@ -178,6 +178,9 @@ static bool ops_busy(void *opaque, void *addr, size_t len)
 
     /* the page is out before the counts are read: see dma_count() */
     smp_mb();
+    if (ksm_bypassed()) {
+        return true;
+    }
     for (size_t i = chunk_of(guest, addr); i <= last; i++) {
         if (qatomic_read(&guest->dma[i])) {
             trace_ksm_busy(guest, i);

@@ -39,6 +39,9 @@ int ksm_host_advise(void *host, size_t size, bool mergeable);
 /* Does this kernel know MADV_MERGEABLE? */
 bool ksm_host_check(Error **errp);
 
+/* See ksm_guests_bypass_begin(). */
+bool ksm_bypassed(void);
+
 /* NULL, or why RAM must be left alone whoever it belongs to; static text. */
 const char *ksm_inhibited(void);
 

@@ -10,16 +10,43 @@
 #include "qemu/osdep.h"
 #include "hw/core/cpu.h"
 #include "hw/mem/ksm-compat.h"
+#include "hw/mem/ksm-hooks.h"
 #include "ksm-guest.h"
 #include "migration/misc.h"
 #include "qapi/error.h"
+#include "qemu/atomic.h"
 #include "qemu/cutils.h"
 #include "system/kvm.h"
 #include "system/runstate.h"
 #include <sys/utsname.h>
 
+/* How many write to RAM in a way that is not seen. */
+static unsigned bypass;
+
+void ksm_guests_bypass_begin(void)
+{
+    qatomic_inc(&bypass);
+}
+
+void ksm_guests_bypass_end(void)
+{
+    qatomic_dec(&bypass);
+}
+
+bool ksm_bypassed(void)
+{
+    return qatomic_read(&bypass) > 0;
+}
+
 const char *ksm_inhibited(void)
 {
+    /*
+     * vhost-scsi: the kernel's target takes plain references to the pages of
+     * a request.  A page that is replaced meanwhile loses what was read.
+     */
+    if (ksm_bypassed()) {
+        return "vhost-scsi writes to memory in a way that QEMU does not see";
+    }
     /*
      * VFIO has, or is about to, hand the addresses of RAM to a device: what
      * is replaced afterwards is not what the device knows.

@@ -115,6 +115,17 @@ static bool has_reason(QTestState *qts, const char *kind, const char *part)
     return has;
 }
 
+static void inhibited_wait(QTestState *qts, const char *part)
+{
+    for (int i = 0; i < WAIT_S * 20; i++) {
+        if (has_reason(qts, "inhibited", part)) {
+            return;
+        }
+        g_usleep(50000);
+    }
+    g_error("nothing says that merging is inhibited: %s", part);
+}
+
 static uint8_t *random_copy(uint32_t seed)
 {
     g_autoptr(GRand) random = g_rand_new_with_seed(seed);
@@ -204,6 +215,47 @@ static void test_zero(void)
     g_assert_cmpuint(stat_get(qts, "ram0", "pages-merged"), ==, 0);
     copies_assert(qts, data);
     assert_memory(qts, 48 * MIB, zeroes, COPY);
+    qtest_quit(qts);
+}
+
+/* In a thread that the user made, and that goes when QEMU goes. */
+static void test_iothread(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    QTestState *qts;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init("-object iothread,id=io " RAM ",iothread=io");
+    copies_write(qts, data);
+    copies_wait(qts);
+    copies_assert(qts, data);
+    for (int i = 0; i < 3; i++) {
+        qtest_qmp_assert_success(
+            qts, "{'execute': 'object-add', 'arguments': {'qom-type': "
+            "'memory-backend-ksm', 'id': 'mem1', 'scope': 'vm', "
+            "'iothread': 'io', 'size': %d}}", MIB);
+        qtest_qmp_assert_success(qts, "{'execute': 'object-del', "
+                                 "'arguments': {'id': 'mem1'}}");
+    }
+    qtest_quit(qts);
+
+    /* the last user of a thread, and then the thread */
+    qts = qtest_init("-machine none");
+    for (int i = 0; i < 3; i++) {
+        qtest_qmp_assert_success(
+            qts, "{'execute': 'object-add', 'arguments': "
+            "{'qom-type': 'iothread', 'id': 'io'}}");
+        qtest_qmp_assert_success(
+            qts, "{'execute': 'object-add', 'arguments': {'qom-type': "
+            "'memory-backend-ksm', 'id': 'mem1', 'scope': 'vm', "
+            "'iothread': 'io', 'size': %d}}", MIB);
+        qtest_qmp_assert_success(qts, "{'execute': 'object-del', "
+                                 "'arguments': {'id': 'mem1'}}");
+        qtest_qmp_assert_success(qts, "{'execute': 'object-del', "
+                                 "'arguments': {'id': 'io'}}");
+    }
     qtest_quit(qts);
 }
 
@@ -511,6 +563,7 @@ static void migrate_wait(QTestState *qts, const char *status)
         }
         g_usleep(50000);
     }
+    g_test_message("%s", qtest_hmp(qts, "info migrate"));
     g_error("migration does not get to %s", status);
 }
 
@@ -531,9 +584,7 @@ static void test_migrate(void)
                              "'arguments': {'max-bandwidth': 65536}}");
     qtest_qmp_assert_success(from, "{'execute': 'migrate', 'arguments': "
                              "{'uri': %s}}", uri);
-    while (!has_reason(from, "inhibited", "migration")) {
-        g_usleep(10000);
-    }
+    inhibited_wait(from, "migration");
     g_assert_true(state_is(from, "ram0", "inhibited"));
     copies_assert(from, data);
     qtest_qmp_assert_success(from, "{'execute': 'migrate-set-parameters', "
@@ -566,14 +617,17 @@ static void test_migrate_cancel(void)
         return;
     }
     qts = qtest_init(RAM);
-    passes_wait(qts, "ram0", 3);
+    /* enough that is neither zero nor equal to keep the migration going */
+    for (int i = 0; i < 5; i++) {
+        g_autofree uint8_t *other = random_copy(10 + i);
+
+        qtest_bufwrite(qts, FIRST + i * 2 * COPY, other, COPY);
+    }
     qtest_qmp_assert_success(qts, "{'execute': 'migrate-set-parameters', "
                              "'arguments': {'max-bandwidth': 4096}}");
     qtest_qmp_assert_success(qts, "{'execute': 'migrate', 'arguments': "
                              "{'uri': %s}}", uri);
-    while (!has_reason(qts, "inhibited", "migration")) {
-        g_usleep(10000);
-    }
+    inhibited_wait(qts, "migration");
     copies_write(qts, data);
     qtest_qmp_assert_success(qts, "{'execute': 'migrate_cancel'}");
     migrate_wait(qts, "cancelled");
@@ -741,6 +795,7 @@ int main(int argc, char **argv)
     qtest_add_func("ksm-vm/merge", test_merge);
     qtest_add_func("ksm-vm/zero", test_zero);
     qtest_add_func("ksm-vm/pattern", test_pattern);
+    qtest_add_func("ksm-vm/iothread", test_iothread);
     qtest_add_func("ksm-vm/run-off", test_run_off);
     qtest_add_func("ksm-vm/unmerge", test_unmerge);
     qtest_add_func("ksm-vm/dimm", test_dimm);

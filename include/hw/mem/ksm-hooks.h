@@ -42,6 +42,14 @@ void ksm_guest_dma_unmap(KsmGuest *guest, uint64_t start, uint64_t length);
  */
 void ksm_guests_make_room(void);
 
+/**
+ * ksm_guests_bypass_begin, ksm_guests_bypass_end: something outside QEMU may
+ * write to any RAM past the page tables, without the pages being pinned and
+ * without address_space_map(): RAM must not be merged meanwhile.
+ */
+void ksm_guests_bypass_begin(void);
+void ksm_guests_bypass_end(void);
+
 #else
 
 static inline bool ksm_guest_discard(KsmGuest *guest, uint64_t start,
@@ -57,6 +65,14 @@ static inline void ksm_guest_dma_map(KsmGuest *guest, uint64_t start,
 
 static inline void ksm_guest_dma_unmap(KsmGuest *guest, uint64_t start,
                                        uint64_t length)
+{
+}
+
+static inline void ksm_guests_bypass_begin(void)
+{
+}
+
+static inline void ksm_guests_bypass_end(void)
 {
 }
 
