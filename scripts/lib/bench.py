@@ -19,6 +19,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -115,6 +116,7 @@ class Session:
         self.progress = progress
         self.task = progress.add_task("", total=None)
         self.notes: list[str] = []
+        self.foreign_mib = 0
         self._knobs: ksmsys.KsmKnobs | None = None
         self._cgroup: MemoryCgroup | None = None
         self._ksmd = ksmsys.ksmd_pid()
@@ -123,8 +125,8 @@ class Session:
         self.progress.update(self.task, description=text)
 
     def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+        head = text[:8]
+        self.notes = [note for note in self.notes if note[:8] != head] + [text]
 
     @contextlib.contextmanager
     def ksmd(self, smart_scan: int = 1) -> Iterator[bool]:
@@ -140,15 +142,34 @@ class Session:
                 ):
                     if ksmsys.read(name) is not None:
                         knobs.set(**{name: value})
+                self._wait_alone()
                 self._knobs = knobs
                 try:
                     yield True
                 finally:
                     self._knobs = None
+                    self._note_foreign()
                     knobs.unmerge_all()
         except ksmsys.KsmUnavailable as error:
             self.note(f"without ksmd's side: {error}")
             yield False
+
+    def _wait_alone(self) -> None:
+        """ksmd scans every process that is willing: wait for those to end."""
+        end = time.monotonic() + (0 if self.quick else 120)
+        while (others := mergeable_processes()) and time.monotonic() < end:
+            self.say(f"waiting for {len(others)} other mergeable processes to end")
+            time.sleep(1)
+
+    def _note_foreign(self) -> None:
+        scanned = sum(mergeable_processes().values())
+        if scanned:
+            self.foreign_mib = max(self.foreign_mib, scanned >> 8)
+            self.note(
+                f"up to {self.foreign_mib} MiB of other processes were scanned by "
+                "ksmd meanwhile: its figures are worse than they should be, except "
+                "where they are per page scanned"
+            )
 
     @contextlib.contextmanager
     def cgroup(self, limit: int) -> Iterator[MemoryCgroup]:
@@ -220,6 +241,19 @@ class Session:
         elif what == "cgroup reclaim":
             self._cgroup.reclaim(16 << 30)
         return 0
+
+
+def mergeable_processes() -> dict[int, int]:
+    """Pages ksmd keeps track of, by process that may be merged; none of ours
+    (a worker is one only between "ksmd start" and its end)."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/ksm_stat"):
+        with contextlib.suppress(OSError):
+            text = path.read_text()
+            if "ksm_mergeable: yes" in text:
+                number = text.split("ksm_rmap_items", 1)[1].split()[0]
+                found[int(path.parent.name)] = int(number)
+    return found
 
 
 def medians(runs: list[Metrics]) -> Metrics:
@@ -299,7 +333,8 @@ def rescan(s: Session) -> Metrics:
             if not there:
                 break
             ksmd = s.worker("rescan", engine="ksmd", mib=mib, passes=passes)
-        ksmd_us = ksmd["cpu_us_per_pass"]
+        # by the page, because ksmd may scan others' pages too
+        ksmd_us = ksmd["cpu_us_per_page"] * mib * 256
         out[f"ksmd{suffix}_us_per_gib"] = ksmd_us * per_gib
         divide(out, f"ratio{suffix}", ksmd_us, log["cpu_us_per_pass"])
         divide(out, f"pagemap_ratio{suffix}", ksmd_us, pagemap["cpu_us_per_pass"])

@@ -66,7 +66,7 @@ static void measure_ksm(const Bench *b, char *mem, size_t len,
 
 static void measure_ksmd(char *mem, size_t len, uint64_t passes)
 {
-    uint64_t first, cpu, end = bench_now_ns() + TIMEOUT_S * 1e9;
+    uint64_t first, cpu, seen, end = bench_now_ns() + TIMEOUT_S * 1e9;
 
     bench_ksmd_offer(mem, len);
     bench_ask("ksmd start");
@@ -76,6 +76,8 @@ static void measure_ksmd(char *mem, size_t len, uint64_t passes)
         g_usleep(1000);
     }
     first = bench_ksmd_counter("full_scans");
+    seen = bench_ksmd_counter("pages_scanned") +
+           bench_ksmd_counter("pages_skipped");
     cpu = bench_ask("ksmd cpu");
     while (bench_ksmd_counter("full_scans") < first + passes) {
         if (bench_now_ns() > end) {
@@ -87,7 +89,10 @@ static void measure_ksmd(char *mem, size_t len, uint64_t passes)
     cpu = bench_ask("ksmd cpu") - cpu;
     passes = bench_ksmd_counter("full_scans") - first;
     bench_ask("ksmd stop");
+    seen = bench_ksmd_counter("pages_scanned") +
+           bench_ksmd_counter("pages_skipped") - seen;
     bench_metric("cpu_us_per_pass", cpu / 1e3 / passes);
+    bench_metric("cpu_us_per_page", cpu / 1e3 / seen);
 }
 
 int main(int argc, char **argv)

@@ -104,10 +104,10 @@ static KsmRegion *add(KsmEngine *engine, char *mem, size_t len,
     return region;
 }
 
-/* Steps until @sharing pages are saved, or 20 s have gone by. */
+/* Steps until @sharing pages are saved, or 60 s have gone by. */
 static uint64_t step_until(KsmEngine *engine, uint64_t sharing)
 {
-    gint64 end = g_get_monotonic_time() + 20 * G_USEC_PER_SEC;
+    gint64 end = g_get_monotonic_time() + 60 * G_USEC_PER_SEC;
     KsmStats stats;
 
     do {
@@ -121,10 +121,10 @@ static uint64_t step_until(KsmEngine *engine, uint64_t sharing)
     return stats.pages_sharing;
 }
 
-/* Steps through @passes whole passes (or 20 s of them). */
+/* Steps through @passes whole passes (or 60 s of them). */
 static KsmStats step_passes(KsmEngine *engine, int passes)
 {
-    gint64 end = g_get_monotonic_time() + 20 * G_USEC_PER_SEC;
+    gint64 end = g_get_monotonic_time() + 60 * G_USEC_PER_SEC;
     KsmStats stats;
     uint64_t target;
 
