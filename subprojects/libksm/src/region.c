@@ -251,33 +251,61 @@ static const char *flags_look(KsmRegion *r, const char *line)
     return why ? why : flags_keep(r, (const gchar *const *)flags);
 }
 
-/* Why the range cannot be registered, or NULL. */
-static const char *region_refused(KsmRegion *r)
-{
-    g_autofree char *text = prim_read_file("/proc/self/smaps", NULL);
-    uintptr_t at = (uintptr_t)r->addr, end = at + r->len;
-    const char *why = NULL;
-    Mapping m = { 0 };
-    bool inside = false;
+/* How far a walk of /proc/self/smaps has come. */
+typedef struct Walk {
+    KsmRegion *r;
+    uintptr_t at;       /* the range is looked at up to here */
+    bool inside;        /* the mapping at hand is in it */
+    bool past;          /* ... is behind it */
+    const char *why;
+} Walk;
 
-    if (!text) {
-        return "/proc/self/smaps cannot be read";
-    }
-    for (char *line = text, *next; *line && !why; line = next) {
-        next = strchrnul(line, '\n');
-        next += *next == '\n' ? (*next = 0, 1) : 0;
-        if (g_str_has_prefix(line, "VmFlags:")) {
-            why = inside ? flags_look(r, line) : NULL;
-        } else if (g_ascii_isxdigit(*line) && mapping_parse(line, &m)) {
-            inside = m.start < end && m.end > at;
-            if (inside && m.start > at) {
-                break;
-            }
-            why = inside ? mapping_refused(&m) : NULL;
-            at = inside ? m.end : at;
+static void walk_line(Walk *w, const char *line)
+{
+    uintptr_t end = (uintptr_t)w->r->addr + w->r->len;
+    Mapping m;
+
+    if (g_str_has_prefix(line, "VmFlags:")) {
+        w->why = w->inside ? flags_look(w->r, line) : NULL;
+    } else if (g_ascii_isxdigit(*line) && mapping_parse(line, &m)) {
+        w->inside = m.start < end && m.end > w->at;
+        w->past = m.start >= end || (w->inside && m.start > w->at);
+        if (w->inside && !w->past) {
+            w->why = mapping_refused(&m);
+            w->at = m.end;
         }
     }
-    return why ? why : at < end ? "part of the memory is not mapped" : NULL;
+}
+
+/*
+ * Why the range cannot be registered, or NULL.  The file is read no further
+ * than needed: the kernel walks the page tables of all that is read.
+ */
+static const char *region_refused(KsmRegion *r)
+{
+    g_autoptr(GString) text = g_string_new(NULL);
+    Walk w = { .r = r, .at = (uintptr_t)r->addr };
+    int fd = prim.open_read("/proc/self/smaps");
+    char buf[4096], *eol;
+    ssize_t n = -1;
+
+    while (fd >= 0 && !w.why && !w.past &&
+           (n = prim.read(fd, buf, sizeof(buf))) > 0) {
+        g_string_append_len(text, buf, n);
+        while (!w.why && !w.past && (eol = strchr(text->str, '\n'))) {
+            *eol = 0;
+            walk_line(&w, text->str);
+            g_string_erase(text, 0, eol + 1 - text->str);
+        }
+    }
+    if (fd >= 0) {
+        prim.close(fd);
+    }
+    if (n < 0) {
+        return "/proc/self/smaps cannot be read";
+    }
+    return w.why ? w.why : w.at < (uintptr_t)r->addr + r->len
+                 ? "part of the memory is not mapped" : NULL;
 }
 
 static void *meta_map(KsmRegion *r, size_t len)
