@@ -312,7 +312,7 @@ static void test_refuses(void)
 {
     char *shared = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    char *heap = (char *)(((uintptr_t)sbrk(0) - 1) / PAGE * PAGE);
+    char *heap = sbrk(2 * PAGE);
     char *locked = mmap(NULL, 16 * PAGE, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -323,6 +323,7 @@ static void test_refuses(void)
     }
     /* nothing is ever mapped that low unless it is asked for */
     refuse((char *)CHUNK, CHUNK, "mapped");
+    heap = (char *)(((uintptr_t)heap + PAGE - 1) / PAGE * PAGE);
     refuse(heap, PAGE, "heap");
     munmap(shared, CHUNK);
     munmap(locked, 16 * PAGE);
