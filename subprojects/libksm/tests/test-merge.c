@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "region.h"
@@ -379,7 +380,8 @@ static void test_refuse(void)
     locked = mmap(NULL, len, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     refuse(e, shared, len, "shared");
-    if (mlock(locked, len) == 0) {
+    /* a sanitizer makes mlock() do nothing */
+    if (syscall(SYS_mlock, locked, len) == 0) {
         refuse(e, locked, len, "locked");
     }
     refuse(e, (char *)shared + 1, len, "multiples");
