@@ -24,6 +24,7 @@ import os
 import re
 import sys
 import tomllib
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,9 +209,12 @@ def find_block(text: Lines, block: Lines, start: int = 0) -> list[int]:
     ]
 
 
-def insert(text: Lines, item: Insertion) -> None:
-    """Puts one insertion into text unless it is there; GraftError if not."""
-    if find_block(text, item.lines):
+def insert(text: Lines, item: Insertion, same_before: int) -> None:
+    """Puts one insertion into text unless it is there; GraftError if it cannot.
+
+    The table has the same lines for this file same_before times earlier.
+    """
+    if len(find_block(text, item.lines)) > same_before:
         return
     start = 0
     if item.within is not None:
@@ -275,9 +279,12 @@ class Tree:
 
     def apply(self, plan: Plan) -> None:
         """Puts the plan's insertions into the texts, checks its copies."""
+        seen: Counter[tuple[str, ...]] = Counter()
         for item in plan.insertions:
+            key = (item.path, *item.lines)
             try:
-                insert(self.text(item.path), item)
+                insert(self.text(item.path), item, seen[key])
+                seen[key] += 1
             except GraftError as error:
                 self.problems.append(str(error))
         for path, source in plan.copies.items():

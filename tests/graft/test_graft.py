@@ -163,6 +163,22 @@ def test_missing_anchor(tree: Path, table: Path, option: str | None) -> None:
     assert snapshot(tree) == before
 
 
+def test_same_lines_twice(tree: Path, table: Path) -> None:
+    """Two insertions of the same lines are two, with a record and without."""
+    table.write_text(
+        TABLE + '[[insert]]\nfile = "schema"\nwithin = "one {"\n'
+        'before = "}"\nlines = "  ours"\n'
+    )
+    expected = "one {\n  ours\n}\ntwo {\n  ours\n}\nthree\n"
+    assert graft("--table", table, tree).returncode == 0
+    assert (tree / "schema").read_text() == expected
+    (tree / ".graft.json").unlink()
+    assert graft("--table", table, tree).returncode == 0
+    assert (tree / "schema").read_text() == expected
+    assert graft("--table", table, "--remove", tree).returncode == 0
+    assert (tree / "schema").read_text() == FILES["schema"]
+
+
 def test_missing_file(tree: Path, table: Path) -> None:
     (tree / "schema").unlink()
     done = graft("--table", table, tree)

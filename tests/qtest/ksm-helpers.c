@@ -66,6 +66,59 @@ KsmRun *ksm_run(const char *args, const KsmDeny *deny)
     return run;
 }
 
+char *ksm_fault_command(const KsmFault *fault)
+{
+    g_autofree char *self = g_file_read_link("/proc/self/exe", NULL);
+
+    return g_strdup_printf("%s " KSM_FAULT_OPTION " %d %u %u %d %s", self,
+                           fault->nr, fault->arg, fault->value, fault->err,
+                           getenv("QTEST_QEMU_BINARY"));
+}
+
+int ksm_fault_exec(int argc, char **argv)
+{
+    unsigned nr, arg, value, err;
+    /* a jump of 0 goes on, of 1 passes over the refusal */
+    struct sock_filter code[] = {
+        LOAD(nr),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 3),
+        LOAD(args[0]),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = { ARRAY_SIZE(code), code };
+
+    if (argc < 7 || sscanf(argv[2], "%u", &nr) != 1 ||
+        sscanf(argv[3], "%u", &arg) != 1 ||
+        sscanf(argv[4], "%u", &value) != 1 ||
+        sscanf(argv[5], "%u", &err) != 1) {
+        return 99;
+    }
+    code[1].k = nr;
+    if (arg == KSM_FAULT_ANY) {
+        code[3].jf = 0;
+    } else {
+        code[2].k = offsetof(struct seccomp_data, args[arg]);
+    }
+    code[3].k = value;
+    code[4].k |= err;
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0) {
+        return 99;
+    }
+    execv(argv[6], argv + 6);
+    return 99;
+}
+
+QTestState *ksm_init_fault(const KsmFault *fault, const char *args)
+{
+    g_autofree char *command = ksm_fault_command(fault);
+
+    g_setenv("QTEST_QEMU_BINARY_FAULT", command, true);
+    return qtest_init_with_env("QTEST_QEMU_BINARY_FAULT", args, true);
+}
+
 QTestState *ksm_init_sysfs(const char *dir, const char *args)
 {
     g_autofree char *script = NULL;

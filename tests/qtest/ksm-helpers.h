@@ -38,6 +38,25 @@ KsmRun *ksm_run(const char *args, const KsmDeny *deny);
  */
 QTestState *ksm_init_sysfs(const char *dir, const char *args);
 
+/* A system call that the kernel is to refuse to QEMU. */
+typedef struct KsmFault {
+    int nr;
+    unsigned arg;       /* when this argument ... */
+#define KSM_FAULT_ANY 6u
+    uint32_t value;     /* ... has this value; ANY: always */
+    int err;
+} KsmFault;
+
+#define KSM_FAULT_OPTION "--fault"
+
+/*
+ * The command that runs QEMU with that fault: this test program, started with
+ * KSM_FAULT_OPTION, whose main() then has to call ksm_fault_exec().
+ */
+char *ksm_fault_command(const KsmFault *fault);
+int ksm_fault_exec(int argc, char **argv);
+QTestState *ksm_init_fault(const KsmFault *fault, const char *args);
+
 /* A VMA of the process, found by its size. */
 typedef struct KsmVma {
     uintptr_t start;

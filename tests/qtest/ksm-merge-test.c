@@ -1,0 +1,500 @@
+/*
+ * Tests of memory-backend-ksm with scopes zero and vm: memory that is merged
+ * while QEMU discards, migrates, snapshots and writes it
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * No guest runs: the test writes guest memory itself, so it knows what has to
+ * be there.  tests/e2e has real guests.  Nothing depends on how long merging
+ * takes.
+ */
+
+#include "qemu/osdep.h"
+#include "qapi/error.h"
+#include "qobject/qdict.h"
+#include "qobject/qlist.h"
+#include "qobject/qjson.h"
+#include "ksm-helpers.h"
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+
+#define MIB (1u << 20)
+#define PAGE 4096u
+
+/* Where the test keeps its data: clear of what firmware uses. */
+#define ORIGINAL (16 * MIB)
+#define COPY (32 * MIB)
+#define AREA (4 * MIB)
+#define AREA_PAGES (AREA / PAGE)
+
+#define MACHINE(props) \
+    "-machine pc,memory-backend=ram0 -m 64M -nodefaults " \
+    "-object memory-backend-ksm,id=ram0,size=64M,max-cpu=100," props " "
+
+static bool supported;
+
+static bool skip(void)
+{
+    if (!supported) {
+        g_test_skip("this kernel, or this user, cannot merge: see "
+                    "ksm/merge/supported");
+    }
+    return !supported;
+}
+
+/* Page i of an area: unlike any other, in all of its bytes. */
+static void page_fill(uint8_t *page, uint32_t seed)
+{
+    uint64_t x = seed * 0x9e3779b97f4a7c15ull + 1;
+
+    for (unsigned i = 0; i < PAGE; i += 8) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        memcpy(page + i, &x, 8);
+    }
+}
+
+static uint8_t *area_new(void)
+{
+    uint8_t *area = g_malloc(AREA);
+
+    for (unsigned i = 0; i < AREA_PAGES; i++) {
+        page_fill(area + i * PAGE, i);
+    }
+    return area;
+}
+
+static void area_write(QTestState *qts, uint64_t addr, const uint8_t *area)
+{
+    for (unsigned at = 0; at < AREA; at += 256 * 1024) {
+        qtest_bufwrite(qts, addr + at, area + at, 256 * 1024);
+    }
+}
+
+static void area_check(QTestState *qts, uint64_t addr, const uint8_t *area)
+{
+    g_autofree uint8_t *now = g_malloc(AREA);
+
+    for (unsigned at = 0; at < AREA; at += 256 * 1024) {
+        qtest_bufread(qts, addr + at, now + at, 256 * 1024);
+    }
+    for (unsigned i = 0; i < AREA_PAGES; i++) {
+        if (memcmp(now + i * PAGE, area + i * PAGE, PAGE)) {
+            g_test_message("page %u at 0x%" PRIx64 " is not what it was", i,
+                           addr + i * PAGE);
+            g_assert_not_reached();
+        }
+    }
+}
+
+static int64_t stat_get(QTestState *qts, const char *id, const char *name)
+{
+    QDict *stats = ksm_stats(qts);
+    int64_t value = qdict_get_try_int(ksm_stats_backend(stats, id), name, -1);
+
+    qobject_unref(stats);
+    return value;
+}
+
+static bool has_reason(QTestState *qts, const char *id, const char *kind,
+                       const char *text)
+{
+    QDict *stats = ksm_stats(qts);
+    const char *reason = ksm_reason(ksm_stats_backend(stats, id), kind);
+    bool has = reason && strstr(reason, text);
+
+    qobject_unref(stats);
+    return has;
+}
+
+/* Long enough for any machine; a test that gets there has failed. */
+#define PATIENCE_S 120
+
+static void wait_stat(QTestState *qts, const char *name, int64_t least)
+{
+    int64_t value = -1;
+
+    for (int i = 0; i < PATIENCE_S * 20; i++) {
+        value = stat_get(qts, "ram0", name);
+        if (value >= least) {
+            return;
+        }
+        g_usleep(50 * 1000);
+    }
+    g_test_message("%s stays at %" PRId64 ", not %" PRId64, name, value,
+                   least);
+    g_assert_not_reached();
+}
+
+/* Two copies of the area, merged but for some pages that may not pay. */
+static uint8_t *merge_copies(QTestState *qts)
+{
+    uint8_t *area = area_new();
+
+    area_write(qts, ORIGINAL, area);
+    area_write(qts, COPY, area);
+    wait_stat(qts, "pages-merged", AREA_PAGES * 2 * 9 / 10);
+    return area;
+}
+
+static void check_copies(QTestState *qts, const uint8_t *area)
+{
+    area_check(qts, ORIGINAL, area);
+    area_check(qts, COPY, area);
+}
+
+static void test_supported(void)
+{
+    g_autoptr(KsmRun) run =
+        ksm_run("-object memory-backend-ksm,id=r,size=64M,scope=vm", NULL);
+
+    supported = strstr(run->err, KSM_RUN_STARTED) != NULL;
+    if (!supported) {
+        g_assert_nonnull(strstr(run->err, "scope=vm: "));
+        g_test_skip(run->err);
+    }
+}
+
+static void test_vm(void)
+{
+    g_autofree uint8_t *area = NULL;
+    g_autofree uint8_t *changed = NULL;
+    QTestState *qts;
+
+    if (skip()) {
+        return;
+    }
+    qts = qtest_init(MACHINE("scope=vm"));
+    area = merge_copies(qts);
+    check_copies(qts, area);
+
+    /* what is written to one copy is in that copy only */
+    changed = g_memdup2(area, AREA);
+    for (unsigned i = 0; i < AREA_PAGES; i += 3) {
+        uint8_t byte = ~changed[i * PAGE + i];
+
+        changed[i * PAGE + i] = byte;
+        qtest_writeb(qts, COPY + i * PAGE + i, byte);
+    }
+    area_check(qts, ORIGINAL, area);
+    area_check(qts, COPY, changed);
+
+    /* and merged again once it is what it was */
+    area_write(qts, COPY, area);
+    wait_stat(qts, "pages-merged", AREA_PAGES * 2 * 9 / 10);
+    check_copies(qts, area);
+    qtest_quit(qts);
+}
+
+/* QEMU marks all RAM for the kernel's KSM; that of ours must not be. */
+static void test_not_for_ksmd(void)
+{
+    QTestState *qts;
+
+    if (skip()) {
+        return;
+    }
+    qts = qtest_init("-machine pc,memory-backend=ram0 -m 42M -nodefaults "
+                     "-object memory-backend-ksm,id=ram0,size=42M,scope=vm,"
+                     "run=off");
+    g_assert_false(ksm_vma_has(qts, 42 * MIB, "mg"));
+    qtest_quit(qts);
+}
+
+static void test_two_scopes(void)
+{
+    QTestState *qts;
+    QDict *stats;
+
+    if (skip()) {
+        return;
+    }
+    qts = qtest_init("-machine pc -m 64M -nodefaults "
+                     "-object memory-backend-ksm,id=a,size=32M,scope=vm "
+                     "-object memory-backend-ksm,id=b,size=32M,scope=host "
+                     "-numa node,memdev=a -numa node,memdev=b");
+    stats = ksm_stats(qts);
+    g_assert_cmpstr(qdict_get_str(ksm_stats_backend(stats, "a"), "scope"), ==,
+                    "vm");
+    g_assert_cmpstr(qdict_get_str(ksm_stats_backend(stats, "b"), "scope"), ==,
+                    "host");
+    qobject_unref(stats);
+    qtest_quit(qts);
+}
+
+/* Backends come and go while the engine of another one works. */
+static void test_object_del(void)
+{
+    g_autofree uint8_t *area = NULL;
+    QTestState *qts;
+
+    if (skip()) {
+        return;
+    }
+    qts = qtest_init(MACHINE("scope=vm"));
+    area = merge_copies(qts);
+    for (int i = 0; i < 5; i++) {
+        qtest_qmp_assert_success(
+            qts, "{'execute': 'object-add', 'arguments': {'qom-type': "
+            "'memory-backend-ksm', 'id': 'r', 'size': %d, 'scope': %s, "
+            "'prealloc': true}}", 8 * MIB, "vm");
+        g_usleep(20 * 1000 * i);
+        qtest_qmp_assert_success(qts, "{'execute': 'object-del', "
+                                 "'arguments': {'id': 'r'}}");
+    }
+    check_copies(qts, area);
+    qtest_quit(qts);
+}
+
+static void migrate(QTestState *qts, const char *uri)
+{
+    qtest_qmp_assert_success(qts, "{'execute': 'migrate', "
+                             "'arguments': {'uri': %s}}", uri);
+}
+
+static void wait_migration(QTestState *qts, const char *state)
+{
+    for (int i = 0; i < PATIENCE_S * 20; i++) {
+        QDict *info = qtest_qmp_assert_success_ref(
+            qts, "{'execute': 'query-migrate'}");
+        const char *status = qdict_get_try_str(info, "status");
+        bool there = status && g_str_equal(status, state);
+
+        g_assert_false(status && g_str_equal(status, "failed") && !there);
+        qobject_unref(info);
+        if (there) {
+            return;
+        }
+        g_usleep(50 * 1000);
+    }
+    g_assert_not_reached();
+}
+
+static char *temp_file(void)
+{
+    char *path = NULL;
+    int fd = g_file_open_tmp("ksm-merge-XXXXXX", &path, NULL);
+
+    close(fd);
+    return path;
+}
+
+/* Out while merged, into a QEMU with plain RAM. */
+static void test_migrate(void)
+{
+    g_autofree uint8_t *area = NULL;
+    g_autofree char *path = NULL;
+    g_autofree char *uri = NULL;
+    QTestState *from, *to;
+
+    if (skip()) {
+        return;
+    }
+    path = temp_file();
+    uri = g_strdup_printf("file:%s", path);
+    from = qtest_init(MACHINE("scope=vm"));
+    area = merge_copies(from);
+    migrate(from, uri);
+    wait_migration(from, "completed");
+    check_copies(from, area);
+    qtest_quit(from);
+
+    to = qtest_init("-machine pc,memory-backend=ram0 -m 64M -nodefaults "
+                    "-object memory-backend-ram,id=ram0,size=64M "
+                    "-incoming defer");
+    qtest_qmp_assert_success(to, "{'execute': 'migrate-incoming', "
+                             "'arguments': {'uri': %s}}", uri);
+    wait_migration(to, "completed");
+    check_copies(to, area);
+    qtest_quit(to);
+    unlink(path);
+}
+
+static void test_reset(void)
+{
+    g_autofree uint8_t *area = NULL;
+    QTestState *qts;
+
+    if (skip()) {
+        return;
+    }
+    qts = qtest_init(MACHINE("scope=vm"));
+    area = merge_copies(qts);
+    qtest_system_reset(qts);
+    check_copies(qts, area);
+    qtest_qmp_assert_success(qts, "{'execute': 'stop'}");
+    check_copies(qts, area);
+    qtest_qmp_assert_success(qts, "{'execute': 'cont'}");
+    wait_stat(qts, "pages-merged", AREA_PAGES * 2 * 9 / 10);
+    qtest_quit(qts);
+}
+
+/* QEMU ends while the engine is at work. */
+static void test_quit(void)
+{
+    g_autofree uint8_t *area = NULL;
+
+    if (skip()) {
+        return;
+    }
+    area = area_new();
+    for (int i = 0; i < 4; i++) {
+        QTestState *qts = qtest_init(MACHINE("scope=vm"));
+
+        area_write(qts, ORIGINAL, area);
+        area_write(qts, COPY, area);
+        g_usleep(30 * 1000 * i);
+        qtest_quit(qts);
+    }
+}
+
+/*
+ * An iothread of its own, which is deleted while it merges: it stays until
+ * the last backend has gone.
+ */
+static void test_iothread(void)
+{
+    QTestState *qts;
+
+    if (skip()) {
+        return;
+    }
+    qts = qtest_init("-machine none -object iothread,id=io0");
+    for (int i = 0; i < 3; i++) {
+        qtest_qmp_assert_success(
+            qts, "{'execute': 'object-add', 'arguments': {'qom-type': "
+            "'memory-backend-ksm', 'id': 'r', 'size': %d, 'scope': 'vm', "
+            "'prealloc': true, 'iothread': 'io0'}}", 8 * MIB);
+        if (i == 2) {
+            qtest_qmp_assert_success(qts, "{'execute': 'object-del', "
+                                     "'arguments': {'id': 'io0'}}");
+        }
+        g_usleep(20 * 1000 * i);
+        qtest_qmp_assert_success(qts, "{'execute': 'object-del', "
+                                 "'arguments': {'id': 'r'}}");
+    }
+    qtest_quit(qts);
+}
+
+/* dump-guest-memory reads merged memory as any other. */
+static void test_dump(void)
+{
+    g_autofree uint8_t *area = NULL;
+    g_autofree char *path = NULL;
+    g_autofree char *dump = NULL;
+    g_autofree char *protocol = NULL;
+    QTestState *qts;
+    size_t size;
+
+    if (skip()) {
+        return;
+    }
+    path = temp_file();
+    protocol = g_strdup_printf("file:%s", path);
+    qts = qtest_init(MACHINE("scope=vm"));
+    area = merge_copies(qts);
+    qtest_qmp_assert_success(
+        qts, "{'execute': 'dump-guest-memory', 'arguments': "
+        "{'paging': false, 'protocol': %s, 'begin': %d, 'length': %d}}",
+        protocol, COPY, AREA);
+    check_copies(qts, area);
+    qtest_quit(qts);
+    g_assert_true(g_file_get_contents(path, &dump, &size, NULL));
+    g_assert_nonnull(memmem(dump, size, area, AREA));
+    unlink(path);
+}
+
+/*
+ * The kernel refuses something while the guest runs: it runs on, its memory
+ * is what it was, and nothing of it is merged.
+ */
+static void test_fault_running(const void *opaque)
+{
+    const KsmFault *fault = opaque;
+    g_autofree uint8_t *area = NULL;
+    QTestState *qts;
+    int64_t scans;
+
+    if (skip()) {
+        return;
+    }
+    qts = ksm_init_fault(fault, MACHINE("scope=vm"));
+    area = area_new();
+    area_write(qts, ORIGINAL, area);
+    area_write(qts, COPY, area);
+    scans = stat_get(qts, "ram0", "full-scans");
+    if (scans >= 0) {
+        wait_stat(qts, "full-scans", scans + 2);
+        g_assert_cmpint(stat_get(qts, "ram0", "pages-merged"), ==, 0);
+    } else {
+        /* there is no engine, and that is said */
+        g_assert_true(has_reason(qts, "ram0", "refused", ""));
+    }
+    check_copies(qts, area);
+    area[5 * PAGE] ^= 1;
+    qtest_writeb(qts, COPY + 5 * PAGE, area[5 * PAGE]);
+    area_check(qts, COPY, area);
+    qtest_quit(qts);
+}
+
+/* Rights are missing from the start: refused, with what to do about it. */
+static void test_fault_denied(const void *opaque)
+{
+    g_autofree char *prefix = ksm_fault_command(opaque);
+    g_autofree char *binary = g_strdup(getenv("QTEST_QEMU_BINARY"));
+    g_autoptr(KsmRun) run = NULL;
+
+    if (skip()) {
+        return;
+    }
+    g_setenv("QTEST_QEMU_BINARY", prefix, true);
+    run = ksm_run("-object memory-backend-ksm,id=r,size=64M,scope=vm", NULL);
+    g_setenv("QTEST_QEMU_BINARY", binary, true);
+    g_test_message("%s", run->err);
+    g_assert_cmpint(run->status, ==, 1);
+    g_assert_nonnull(strstr(run->err, "scope=vm cannot be used"));
+    g_assert_nonnull(strstr(run->err, "userfaultfd"));
+}
+
+int main(int argc, char **argv)
+{
+    static const KsmFault move = {
+        .nr = SYS_ioctl, .arg = 1, .value = (uint32_t)UFFDIO_MOVE,
+        .err = EINVAL
+    };
+    static const KsmFault move_nomem = {
+        .nr = SYS_ioctl, .arg = 1, .value = (uint32_t)UFFDIO_MOVE,
+        .err = ENOMEM
+    };
+    static const KsmFault pool = {
+        .nr = SYS_memfd_create, .arg = KSM_FAULT_ANY, .err = EMFILE
+    };
+    static const KsmFault api = {
+        .nr = SYS_ioctl, .arg = 1, .value = (uint32_t)UFFDIO_API,
+        .err = EPERM
+    };
+
+    if (argc > 1 && g_str_equal(argv[1], KSM_FAULT_OPTION)) {
+        return ksm_fault_exec(argc, argv);
+    }
+    g_test_init(&argc, &argv, NULL);
+    test_supported();
+    qtest_add_func("ksm/merge/supported", test_supported);
+    qtest_add_func("ksm/merge/vm", test_vm);
+    qtest_add_func("ksm/merge/not-for-ksmd", test_not_for_ksmd);
+    qtest_add_func("ksm/merge/two-scopes", test_two_scopes);
+    qtest_add_func("ksm/merge/object-del", test_object_del);
+    qtest_add_func("ksm/merge/migrate-to-plain", test_migrate);
+    qtest_add_func("ksm/merge/iothread", test_iothread);
+    qtest_add_func("ksm/merge/dump", test_dump);
+    qtest_add_func("ksm/merge/reset", test_reset);
+    qtest_add_data_func("ksm/fault/move", &move, test_fault_running);
+    qtest_add_data_func("ksm/fault/move-nomem", &move_nomem,
+                        test_fault_running);
+    qtest_add_data_func("ksm/fault/pool", &pool, test_fault_running);
+    qtest_add_data_func("ksm/fault/denied", &api, test_fault_denied);
+    qtest_add_func("ksm/merge/quit", test_quit);
+    return g_test_run();
+}
