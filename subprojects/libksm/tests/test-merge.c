@@ -412,7 +412,7 @@ static void test_forget(void)
     g_assert(util_stats(p.e).pages_shared == 0);
     ksm_engine_free(p.e);
     mem_free(p.b);
-    munmap(p.a->map, p.a->map_len);
+    mem_free(p.a);
 }
 
 static void test_reasons(void)
