@@ -152,6 +152,17 @@ static void copies_write(QTestState *qts, const uint8_t *data)
     qtest_bufwrite(qts, SECOND, data, COPY);
 }
 
+/*
+ * Nothing is merged before all is written: a few pages that come after the
+ * rest of their chunk would not be worth merging by themselves.
+ */
+static void copies_put(QTestState *qts, const uint8_t *data)
+{
+    ksm_qom_set(qts, "ram0", "run", "false");
+    copies_write(qts, data);
+    ksm_qom_set(qts, "ram0", "run", "true");
+}
+
 static void copies_assert(QTestState *qts, const uint8_t *data)
 {
     assert_memory(qts, FIRST, data, COPY);
@@ -174,7 +185,7 @@ static void test_merge(void)
         return;
     }
     qts = qtest_init(RAM);
-    copies_write(qts, data);
+    copies_put(qts, data);
     copies_wait(qts);
     g_assert_cmpuint(stat_get(qts, "ram0", "pages-sharing"), ==, COPY / PAGE);
     g_assert_cmpuint(stat_get(qts, "ram0", "pages-shared"), ==, COPY / PAGE);
@@ -208,7 +219,7 @@ static void test_zero(void)
     qts = qtest_init("-machine pc,memory-backend=ram0 -m 64M -nodefaults "
                      "-object memory-backend-ksm,scope=zero,max-cpu=100,"
                      "id=ram0,size=64M");
-    copies_write(qts, data);
+    copies_put(qts, data);
     qtest_bufwrite(qts, 48 * MIB, zeroes, COPY);
     stat_wait(qts, "ram0", "zero-pages", COPY / PAGE);
     passes_wait(qts, "ram0", 3);
@@ -228,7 +239,7 @@ static void test_iothread(void)
         return;
     }
     qts = qtest_init("-object iothread,id=io " RAM ",iothread=io");
-    copies_write(qts, data);
+    copies_put(qts, data);
     copies_wait(qts);
     copies_assert(qts, data);
     for (int i = 0; i < 3; i++) {
@@ -269,7 +280,9 @@ static void test_pattern(void)
     }
     qts = qtest_init(RAM);
     memset(data, 0xcc, 8 * MIB);
+    ksm_qom_set(qts, "ram0", "run", "false");
     qtest_memset(qts, FIRST, 0xcc, 8 * MIB);
+    ksm_qom_set(qts, "ram0", "run", "true");
     stat_wait(qts, "ram0", "pages-merged", 8 * MIB / PAGE);
     assert_memory(qts, FIRST, data, 8 * MIB);
     qtest_quit(qts);
@@ -332,7 +345,7 @@ static void test_unmerge(void)
         return;
     }
     qts = qtest_init(RAM);
-    copies_write(qts, data);
+    copies_put(qts, data);
     copies_wait(qts);
     running = unmerge(qts, "{'id': 'ram0'}");
     g_assert_nonnull(strstr(running, "'run'"));
@@ -398,7 +411,9 @@ static void test_dimm(void)
     qtest_bufwrite(qts, FIRST, data, COPY);
     for (int i = 0; i < 3; i++) {
         dimm_plug(qts);
+        ksm_qom_set(qts, "mem1", "run", "false");
         qtest_bufwrite(qts, DIMM_ADDR, data, COPY);
+        ksm_qom_set(qts, "mem1", "run", "true");
         stat_wait(qts, "mem1", "pages-merged", COPY / PAGE);
         stat_wait(qts, "ram0", "pages-merged", COPY / PAGE);
         assert_memory(qts, DIMM_ADDR, data, COPY);
@@ -470,7 +485,7 @@ static void test_discard(void)
     }
     qts = qtest_init(RAM ",free-policy=eager "
                      "-device virtio-balloon-pci,addr=4");
-    copies_write(qts, data);
+    copies_put(qts, data);
     copies_wait(qts);
     device_start(&d, qts);
     addr = guest_alloc(&d.alloc, sizeof(pfns));
@@ -578,7 +593,7 @@ static void test_migrate(void)
         return;
     }
     from = qtest_init(RAM);
-    copies_write(from, data);
+    copies_put(from, data);
     copies_wait(from);
     qtest_qmp_assert_success(from, "{'execute': 'migrate-set-parameters', "
                              "'arguments': {'max-bandwidth': 65536}}");
@@ -628,7 +643,7 @@ static void test_migrate_cancel(void)
     qtest_qmp_assert_success(qts, "{'execute': 'migrate', 'arguments': "
                              "{'uri': %s}}", uri);
     inhibited_wait(qts, "migration");
-    copies_write(qts, data);
+    copies_put(qts, data);
     qtest_qmp_assert_success(qts, "{'execute': 'migrate_cancel'}");
     migrate_wait(qts, "cancelled");
     copies_wait(qts);
@@ -649,7 +664,7 @@ static void test_background_snapshot(void)
         return;
     }
     from = qtest_init(RAM);
-    copies_write(from, data);
+    copies_put(from, data);
     copies_wait(from);
     qtest_qmp_assert_success(
         from, "{'execute': 'migrate-set-capabilities', 'arguments': "
@@ -725,11 +740,11 @@ static void test_snapshot(void)
     }
     qts = qtest_initf(RAM " -blockdev file,node-name=file,filename=%s", path);
     qcow2_create(qts);
-    copies_write(qts, data);
+    copies_put(qts, data);
     copies_wait(qts);
     job_run(qts, "snapshot-save");
     copies_assert(qts, data);
-    copies_write(qts, other);
+    copies_put(qts, other);
     passes_wait(qts, "ram0", 2);
     copies_assert(qts, other);
     job_run(qts, "snapshot-load");
