@@ -304,6 +304,7 @@ static void engine_close(KsmEngine *e)
         prim.close(e->pagemap);
     }
     g_free(e->pressure_group);
+    memcg_free(&e->memcg);
     g_free(e->bitmap);
     g_free(e->ranges);
     g_free(e->dir);
@@ -334,6 +335,7 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
         return NULL;
     }
     e->pressure_group = group_pressure_path();
+    memcg_init(&e->memcg);
     e->pool.unindex = slot_unindex;
     e->pool.opaque = e;
     e->seed = prim.random();

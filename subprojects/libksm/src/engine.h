@@ -12,6 +12,7 @@
 #include "hash.h"
 #include "index.h"
 #include "libksm.h"
+#include "memcg.h"
 #include "merge.h"
 #include "pool.h"
 #include "prim.h"
@@ -93,6 +94,7 @@ struct KsmEngine {
     KsmMerge merge;
     KsmPlan plan;
     KsmVmas vmas;
+    KsmMemcg memcg;
     KsmScan scan;
     KsmBudget budget;
     KsmStats total;         /* counts only */

@@ -137,7 +137,7 @@ static KsmPattern *pattern_for(KsmEngine *e, KsmRegion *r, size_t page)
     if (place != PLACE_NONE && (place & PLACE_SLOT)) {
         t = pool_pattern(&e->pool, place & ~PLACE_SLOT);
     }
-    if (!t) {
+    if (!t && !memcg_is_tight(&e->memcg)) {
         t = pool_pattern_new(&e->pool, page_addr(r, page), hash);
         if (t) {
             index_to_slot(e, hash, t->first);
@@ -367,7 +367,8 @@ static unsigned promote_run(KsmEngine *e, KsmRegion *r, unsigned i,
 {
     KsmPlan *p = &e->plan;
     size_t page = p->chunk * CHUNK_PAGES + i;
-    uint32_t slot = pool_take(&e->pool, &n);
+    uint32_t slot = memcg_is_tight(&e->memcg) ? SLOT_NONE
+                                              : pool_take(&e->pool, &n);
 
     if (slot == SLOT_NONE ||
         pool_fill(&e->pool, slot, page_addr(r, page), n) < 0) {
