@@ -17,6 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import guest_content
+import bench_balloon_guest
 import ksmsys
 from guest_run import BY_KERNEL, MIB, Run, RunResult, Sample
 from qemu_guest import (
@@ -217,4 +218,5 @@ def available() -> str | None:
 BENCHES: dict[str, Callable[[Session], Metrics]] = {
     "guests": guests,
     "guest-stall": guest_stall,
+    **bench_balloon_guest.BENCHES,
 }
