@@ -833,7 +833,9 @@ static int run_guest(void)
     if (!manifest_read("/etc/guest-manifest")) {
         give_up("/etc/guest-manifest");
     }
-    start_userland();
+    if (option("guest.userland=", 1)) {
+        start_userland();
+    }
     files_read(option("guest.cache=", 128));
     for (unsigned i = option("guest.private=", 32); i; i--) {
         if (!piece_add(KIND_RANDOM)) {

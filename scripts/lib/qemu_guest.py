@@ -215,6 +215,9 @@ class GuestSpec:
     cache_mib: int | None = None
     private_mib: int | None = None
     seed: int = 1
+    #: some of Debian's programs run beside the agent (a second or two of
+    #: boot where the CPU is emulated)
+    userland: bool = True
     #: share of a CPU the guest verifies its memory with
     load: int = 20
     #: further arguments of QEMU
@@ -305,7 +308,8 @@ class Guest:
         append = (
             "console=ttyS0 quiet panic=-1 memhp_default_state=online "
             f"guest.cache={spec.cache()} guest.private={spec.private()} "
-            f"guest.seed={spec.seed} guest.load={spec.load}"
+            f"guest.seed={spec.seed} guest.load={spec.load} "
+            f"guest.userland={int(spec.userland)}"
         )
         files = {name: f"{self.image}/{name}" for name in FILES}
         files["qemu"] = str(spec.qemu or qemu_binary())
