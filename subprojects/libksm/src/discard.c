@@ -17,8 +17,8 @@
 
 #define VMAS_MIN        256u    /* left: below, discard maps no more */
 #define DECAY_NS        UINT64_C(10000000000)
-#define PRESSURE_NS     UINT64_C(1000000000)    /* between looks */
-#define PRESSURE_AVG10  5.0     /* percent of time stalled on memory */
+#define LOOK_NS         UINT64_C(50000000)      /* between looks */
+#define PRESSURE_NS     UINT64_C(2000000000)    /* a sign counts so long */
 
 /* Pages from @page on that are alike: all mapping the pool, or none. */
 static size_t uniform_run(const KsmRegion *r, size_t page, size_t end)
@@ -121,27 +121,21 @@ static int hint_run(KsmRegion *r, size_t page, size_t n)
 }
 
 /*
- * Is the host, or our control group, short of memory?  Asked once a second
- * at most; where there is no pressure information: no.
+ * Is the host, or our control group, short of memory?  A sign of that counts
+ * for a while; where there is no pressure information: no.
  */
 static bool pressure(KsmEngine *e)
 {
     uint64_t now = prim.now_ns();
+    uint64_t elapsed = now - e->pressure_looked;
 
-    if (e->pressure_at && now - e->pressure_at < PRESSURE_NS) {
-        return e->pressure;
+    if (e->pressure && elapsed >= LOOK_NS) {
+        e->pressure_looked = now;
+        if (ksm_pressure_sign(e->pressure, (int64_t)elapsed)) {
+            e->pressure_until = now + PRESSURE_NS;
+        }
     }
-    e->pressure_at = now;
-    e->pressure = false;
-    for (unsigned i = 0; i < 2 && !e->pressure; i++) {
-        const char *path = i ? e->pressure_group : "/proc/pressure/memory";
-        g_autofree char *text = path ? prim_read_file(path, NULL) : NULL;
-        const char *avg = text ? strstr(text, "avg10=") : NULL;
-
-        e->pressure = avg && g_ascii_strtod(avg + strlen("avg10="), NULL) >
-                             PRESSURE_AVG10;
-    }
-    return e->pressure;
+    return now < e->pressure_until;
 }
 
 int discard_hint(KsmRegion *r, size_t page, size_t n)

@@ -264,20 +264,6 @@ static bool engine_open(KsmEngine *e, GError **error)
     return true;
 }
 
-/* memory.pressure of the control group (v2) we are in; NULL if unknown. */
-static char *group_pressure_path(void)
-{
-    g_autofree char *text = prim_read_file("/proc/self/cgroup", NULL);
-    const char *at = text ? strstr(text, "0::/") : NULL;
-    g_autofree char *group = at ? g_strdup(at + strlen("0::")) : NULL;
-
-    if (!group) {
-        return NULL;
-    }
-    *strchrnul(group, '\n') = 0;
-    return g_strdup_printf("/sys/fs/cgroup%s/memory.pressure", group);
-}
-
 static void config_clamp(KsmConfig *c)
 {
     c->max_cpu = CLAMP(c->max_cpu, 1, 100);
@@ -303,7 +289,9 @@ static void engine_close(KsmEngine *e)
     if (e->pagemap >= 0) {
         prim.close(e->pagemap);
     }
-    g_free(e->pressure_group);
+    if (e->pressure) {
+        ksm_pressure_free(e->pressure);
+    }
     memcg_free(&e->memcg);
     g_free(e->bitmap);
     g_free(e->ranges);
@@ -334,7 +322,10 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
         engine_close(e);
         return NULL;
     }
-    e->pressure_group = group_pressure_path();
+    if (e->cfg.free_policy == KSM_FREE_AUTO) {
+        e->pressure = ksm_pressure_new();
+        e->pressure_looked = prim.now_ns();
+    }
     memcg_init(&e->memcg);
     e->pool.unindex = slot_unindex;
     e->pool.opaque = e;

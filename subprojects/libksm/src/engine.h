@@ -15,6 +15,7 @@
 #include "memcg.h"
 #include "merge.h"
 #include "pool.h"
+#include "pressure.h"
 #include "prim.h"
 #include "region.h"
 #include "run.h"
@@ -88,9 +89,9 @@ struct KsmEngine {
     KsmHash hash;
     uint64_t seed;
     uint64_t zero_hash;
-    char *pressure_group;   /* memory.pressure of our control group */
-    uint64_t pressure_at;   /* ns; when it was looked at */
-    bool pressure;
+    KsmPressure *pressure;      /* NULL unless free_policy is auto */
+    uint64_t pressure_looked;   /* ns; when it was looked at */
+    uint64_t pressure_until;    /* ns; until then memory counts as short */
     KsmMerge merge;
     KsmPlan plan;
     KsmVmas vmas;
