@@ -93,7 +93,7 @@ def fork(m: Metrics) -> plt.Figure:
     axes.set_xscale("log", base=2)
     axes.set_yscale("symlog", linthresh=10)
     axes.set_xlabel("pages mapped")
-    axes.set_ylabel("us per process beyond the fixed cost")
+    axes.set_ylabel("us of CPU per process beyond the fixed cost")
     axes.set_title("fork: create and reap a process", fontsize=10)
     axes.legend(fontsize=8)
     return figure
