@@ -163,7 +163,7 @@ class Session:
 
     def _note_foreign(self) -> None:
         scanned = sum(mergeable_processes().values())
-        if scanned:
+        if scanned >> 8:
             self.foreign_mib = max(self.foreign_mib, scanned >> 8)
             self.note(
                 f"up to {self.foreign_mib} MiB of other processes were scanned by "
@@ -420,11 +420,14 @@ def stall(s: Session) -> Metrics:
             # a maximum is the worst of all runs
             for name in ("stall_max_ns", "write_max_ns"):
                 out[f"{name}_{suffix}"] = max(run[name] for run in runs)
-            runwise = s.worker("stall", mode="runwise", **load)
+            # CPU per page saved, both at full speed
             page = "cpu_us_per_saved_page"
-            out[f"{page}_{suffix}"] = mid.get(page, float("nan"))
+            chunkwise = s.worker("stall", max_cpu=100, off_seconds=1, **load)
+            runwise = s.worker("stall", mode="runwise", **load)
+            if page in chunkwise:
+                out[f"{page}_{suffix}"] = chunkwise[page]
             out[f"runwise_{page}_{suffix}"] = runwise[page]
-            divide(out, f"cpu_ratio_{suffix}", runwise[page], mid.get(page))
+            divide(out, f"cpu_ratio_{suffix}", runwise[page], chunkwise.get(page))
     for name in ("stall_p50_ns", "stall_p99_ns", "stall_max_ns"):
         out[name] = max(v for k, v in out.items() if k.startswith(name + "_"))
     name = "write_throughput_ratio"

@@ -3,11 +3,11 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The memory holds two equal halves: runs of RUN equal pages, then pages that
- * differ, as guests have them (24 pages a run on average, DESIGN.md 4), and a
- * hot set that the writers hammer.  Beside it each writer writes a random page
- * of all the memory now and then and times that write.  Every writer has its
- * own word in each page and a shadow of it, so a lost write is found.
+ * The memory holds two equal halves: runs of run=24 equal pages in every
+ * period=32, the others differ; guests have 24 pages a run on average.  Beside
+ * them there is a hot set that the writers hammer.  Now and then each writer
+ * writes a random page of the halves and times that write.  Every writer has
+ * its own word in each page and a shadow of it, so a lost write is found.
  *
  * mode=engine: first without merging, then with libksm at max-cpu, in the same
  * process.  mode=runwise: the reference for CPU per saved page: each run of
@@ -27,8 +27,6 @@
 
 #include "bench.h"
 
-#define RUN 24
-#define PERIOD 32           /* RUN equal pages, then PERIOD - RUN others */
 #define MAX_THREADS 16
 #define HOT_PER_COLD 64
 #define BUCKETS 4096        /* of 1/16 of a power of two, ns */
@@ -66,7 +64,10 @@ struct Load {
     char *mem;
     size_t n;               /* pages in all */
     size_t equal;           /* pages of one half; the rest is hot */
+    size_t run;             /* equal pages in a row ... */
+    size_t period;          /* ... of so many; divides a chunk */
     int threads;
+    uint64_t pause_ns;      /* between timed writes of a writer */
     Writer writers[MAX_THREADS];
     int phase;              /* 0: without, 1: with merging; atomic */
     int stop;               /* atomic */
@@ -109,7 +110,7 @@ static uint64_t percentile(const Histogram *h, double share)
 /* The first word of a page: never written after the start. */
 static uint64_t content(const Load *l, size_t page)
 {
-    if (page >= 2 * l->equal || page % PERIOD >= RUN) {
+    if (page >= 2 * l->equal || page % l->period >= l->run) {
         return page + l->n;
     }
     return page % l->equal + 1;
@@ -176,7 +177,7 @@ static void *writer(void *opaque)
         end = bench_now_ns();
         record(w->times[phase], end - start);
         w->writes[phase]++;
-        next = end + 200000;    /* 5000 a second: most pages stay quiet */
+        next = end + w->load->pause_ns;
     }
     return NULL;
 }
@@ -234,7 +235,7 @@ static void report_writers(const Load *l, const double *seconds)
 /* Pages that merging can save when nobody writes. */
 static uint64_t achievable(const Load *l)
 {
-    return l->equal / PERIOD * RUN;
+    return l->equal / l->period * l->run;
 }
 
 static void run_engine(Load *l, const Bench *b)
@@ -291,7 +292,7 @@ static int open_uffd(Load *l, char *staging)
         bench_die("userfaultfd: %s", strerror(errno));
     }
     reg.range.start = (uintptr_t)staging;
-    reg.range.len = RUN * KSM_PAGE_SIZE;
+    reg.range.len = l->run * KSM_PAGE_SIZE;
     if (ioctl(uffd, UFFDIO_REGISTER, &reg)) {
         bench_die("userfaultfd: %s", strerror(errno));
     }
@@ -325,7 +326,7 @@ static int merge_run(Load *l, int uffd, int fd, const char *pool,
                      char *staging, size_t page)
 {
     char *addr = l->mem + page * KSM_PAGE_SIZE;
-    size_t len = RUN * KSM_PAGE_SIZE;
+    size_t len = l->run * KSM_PAGE_SIZE;
     off_t slot = page % l->equal * KSM_PAGE_SIZE;
     struct uffdio_range range = { (uintptr_t)addr, len };
     int64_t moved = move(uffd, staging, addr, len);
@@ -347,13 +348,13 @@ static int merge_run(Load *l, int uffd, int fd, const char *pool,
     }
     ioctl(uffd, UFFDIO_WAKE, &range);
     madvise(staging, len, MADV_DONTNEED);
-    return same && page >= l->equal ? RUN : 0;
+    return same && page >= l->equal ? l->run : 0;
 }
 
 static void run_runwise(Load *l)
 {
     size_t len = l->equal * KSM_PAGE_SIZE;
-    char *staging = bench_map(RUN * KSM_PAGE_SIZE, BENCH_SMALL_PAGES);
+    char *staging = bench_map(l->run * KSM_PAGE_SIZE, BENCH_SMALL_PAGES);
     int fd = memfd_create("bench-runwise", MFD_CLOEXEC);
     char *pool;
     int uffd;
@@ -371,7 +372,7 @@ static void run_runwise(Load *l)
     for (size_t i = 0; i < l->n; i++) {
         sum += XXH3_64bits(l->mem + i * KSM_PAGE_SIZE, KSM_PAGE_SIZE);
     }
-    for (size_t page = 0; page < 2 * l->equal; page += PERIOD) {
+    for (size_t page = 0; page < 2 * l->equal; page += l->period) {
         saved += merge_run(l, uffd, fd, pool, staging, page);
     }
     cpu = bench_thread_cpu_ns() - cpu;
@@ -388,6 +389,10 @@ int main(int argc, char **argv)
     Load l = {
         .n = bench_arg(&b, "mib", 512) << 8,
         .threads = MIN(bench_arg(&b, "threads", 1), MAX_THREADS),
+        .run = bench_arg(&b, "run", 24),
+        .period = bench_arg(&b, "period", 32),
+        /* by default some percent of the pages are written in a run */
+        .pause_ns = 1000000000 / bench_arg(&b, "timed_per_s", 500),
     };
 
     prepare(&l, bench_arg(&b, "huge", 0) ? BENCH_HUGE_PAGES
