@@ -404,6 +404,16 @@ int engine_kinds(KsmEngine *e, const void *addr, unsigned n, unsigned tell,
     return 0;
 }
 
+/* Slots kept for children make room in steps of this many. */
+#define KEPT_STEP (64 * CHUNK_PAGES)
+
+int engine_pool_room(KsmEngine *e, size_t pages)
+{
+    size_t kept = ROUND_UP_TO(e->pool.leaked * 8 / 5, KEPT_STEP);
+
+    return pool_reserve(&e->pool, pages + kept);
+}
+
 void engine_stall(KsmEngine *e, uint64_t ns)
 {
     unsigned bucket = 0;
@@ -476,7 +486,7 @@ static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
     }
     if (ret == 0 && !engine_zero_only(e)) {
         ret = index_reserve(&e->index, pages);
-        ret = ret < 0 ? ret : pool_reserve(&e->pool, pages);
+        ret = ret < 0 ? ret : engine_pool_room(e, pages);
     }
     if (ret < 0) {
         g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,

@@ -132,6 +132,12 @@ static inline KsmRegion *engine_page(const KsmEngine *e, uint32_t id,
 int engine_kinds(KsmEngine *e, const void *addr, unsigned n, unsigned tell,
                  uint8_t *kinds);
 
+/*
+ * Room in the pool for @pages of guest memory, whatever slots are kept for
+ * forked children.  0 or -ENOMEM.
+ */
+int engine_pool_room(KsmEngine *e, size_t pages);
+
 void engine_stall(KsmEngine *e, uint64_t ns);
 
 #endif

@@ -517,6 +517,10 @@ static void pass_end(KsmEngine *e)
     s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                  prim.now_ns() + s->idle_ns);
     pool_flush(&e->pool);
+    if (e->pool.leaked) {
+        /* if it fails, less is merged */
+        engine_pool_room(e, e->n_pages);
+    }
 }
 
 /* Once a pass for each chunk of a piece. */
