@@ -130,6 +130,35 @@ static bool all_zero(const char *page)
     return !page[0] && !memcmp(page, page + 1, PAGE - 1);
 }
 
+/* What the kernel has there: tells a lost page from a lost slot. */
+static void print_mapping(const char *mem)
+{
+    uint64_t entry = 0;
+    FILE *f = fopen("/proc/self/pagemap", "r");
+    unsigned long start, end;
+    char line[256];
+
+    if (f) {
+        if (fseek(f, (uintptr_t)mem / PAGE * 8, SEEK_SET) ||
+            fread(&entry, 8, 1, f) != 1) {
+            entry = 0;
+        }
+        fclose(f);
+    }
+    printf("# %p: pagemap %016" PRIx64 "%s%s\n", mem, entry,
+           entry >> 63 ? ", present" : "", entry >> 61 & 1 ? ", file" : "");
+    f = fopen("/proc/self/maps", "r");
+    while (f && fgets(line, sizeof(line), f)) {
+        if (sscanf(line, "%lx-%lx", &start, &end) == 2 &&
+            start <= (uintptr_t)mem && (uintptr_t)mem < end) {
+            printf("# %s", line);
+        }
+    }
+    if (f) {
+        fclose(f);
+    }
+}
+
 static void G_GNUC_NORETURN fail(size_t page, const char *when)
 {
     Area *a = area_of(page);
@@ -147,6 +176,7 @@ static void G_GNUC_NORETURN fail(size_t page, const char *when)
            (uint8_t)mem[at], (uint8_t)shadow[at],
            all_zero(mem) ? ", is all zero" : "",
            all_zero(shadow) ? ", should be all zero" : "", T.seed);
+    print_mapping(mem);
     fflush(stdout);
     _exit(1);
 }
@@ -300,6 +330,7 @@ static void op_copy(uint64_t *seed, size_t page, size_t n)
         if (T.freed[from + i]) {
             continue;
         }
+        check_page(from + i, "before a copy");
         memcpy(mem_of(page + i), mem_of(from + i), PAGE);
         memcpy(shadow_of(page + i), shadow_of(from + i), PAGE);
         T.freed[page + i] = 0;
