@@ -46,7 +46,8 @@ def main() -> None:
         pass
     if ksmsys.SAVED.exists():
         try:
-            with ksmsys.KsmKnobs():
+            # whoever holds the lock now has healed them when it took it
+            with ksmsys.KsmKnobs(timeout=5):
                 pass
         except (ksmsys.KsmUnavailable, OSError) as error:
             print(f"KSM's knobs could not be restored: {error}", file=sys.stderr)
