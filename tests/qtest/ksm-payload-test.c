@@ -106,6 +106,22 @@ static void wait_ready(QTestState *qts)
     g_assert_not_reached();
 }
 
+/*
+ * Until memory is merged that the CPUs leave alone: they wait for PAYLOAD_GO,
+ * or are stopped.  While they count, pages may be written too often for it,
+ * on a machine that has nothing else to do.
+ */
+static void wait_merged(QTestState *qts)
+{
+    for (int i = 0; i < PATIENCE_S * 5; i++) {
+        if (stat_get(qts, "pages-merged") > 0) {
+            return;
+        }
+        g_usleep(200 * 1000);
+    }
+    g_assert_not_reached();
+}
+
 /* Until every CPU is in pass @pass and merged pages have been written. */
 static void wait_passes(QTestState *qts, unsigned cpus, uint32_t pass)
 {
@@ -171,6 +187,7 @@ static void test_payload(const void *opaque)
     qtest_qmp_assert_success(qts, "{'execute': 'cont'}");
     wait_ready(qts);
     memory_fill(qts, payload->cpus * PAYLOAD_PAGES);
+    wait_merged(qts);
     qtest_writel(qts, PAYLOAD_GO, 1);
     wait_passes(qts, payload->cpus, 2);
     qtest_qmp_assert_success(qts, "{'execute': 'stop'}");
@@ -178,6 +195,7 @@ static void test_payload(const void *opaque)
         memory_check(qts, cpu);
     }
     /* on it goes, with some of it merged while the CPUs stood still */
+    wait_merged(qts);
     qtest_qmp_assert_success(qts, "{'execute': 'cont'}");
     wait_passes(qts, payload->cpus, 3);
     qtest_qmp_assert_success(qts, "{'execute': 'stop'}");
