@@ -679,7 +679,10 @@ static void test_background_snapshot(void)
     copies_assert(from, data);
     qtest_quit(from);
 
-    to = qtest_initf(RAM " -incoming %s", uri);
+    /* deferred: an event before QMP is set up would be missed */
+    to = qtest_initf(RAM " -incoming defer");
+    qtest_qmp_assert_success(to, "{'execute': 'migrate-incoming', "
+                             "'arguments': {'uri': %s}}", uri);
     qtest_qmp_eventwait(to, "RESUME");
     copies_assert(to, data);
     qtest_quit(to);
