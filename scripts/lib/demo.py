@@ -27,6 +27,7 @@ from rich.live import Live
 from rich.table import Table
 
 import ksmsys
+import guest_run
 from guest_run import BY_KERNEL, MIB, Run, RunResult, Sample
 from qemu_guest import TOP, GuestError, accelerator, guest_image, need_qemu
 
@@ -260,7 +261,10 @@ def check_room(guests: int, memory: int) -> None:
 
 
 def on_signal(number: int, frame: FrameType | None) -> None:
-    """SIGTERM and SIGHUP end the program as an exception does, tidily."""
+    """Signals end the program as an exception does, tidily."""
+    if number == signal.SIGINT:
+        guest_run.interrupted = True
+        raise KeyboardInterrupt
     sys.exit(128 + number)
 
 
@@ -296,6 +300,7 @@ def demo(
     Writes build/demo/savings.png.  Exit codes: 0 all well, 1 failed or data not
     intact, 2 wrong usage, 3 something is missing on this machine.
     """
+    signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGHUP, on_signal)
     if json_file is not None and not json_file.absolute().parent.is_dir():

@@ -32,6 +32,10 @@ BY_KERNEL = ("plain", "host")
 #: is watched here, it only keeps ksmd from what it could save.
 KSMD_FAST = {"pages_to_scan": 2000, "sleep_millisecs": 10, "smart_scan": 0}
 
+#: A Ctrl-C came.  Libraries in between may swallow the exception it raises
+#: (seen under load), so the loop below looks here too.
+interrupted = False
+
 
 @dataclass
 class GuestSample:
@@ -239,6 +243,8 @@ class Run:
         """Samples until nothing more is gained, `seconds` at most."""
         result = self.result
         while True:
+            if interrupted:
+                raise KeyboardInterrupt
             sample = self.sample()
             result.samples.append(sample)
             if show:
