@@ -32,8 +32,8 @@ BY_KERNEL = ("plain", "host")
 #: is watched here, it only keeps ksmd from what it could save.
 KSMD_FAST = {"pages_to_scan": 2000, "sleep_millisecs": 10, "smart_scan": 0}
 
-#: A Ctrl-C came.  Libraries in between may swallow the exception it raises
-#: (seen under load), so the loop below looks here too.
+#: A Ctrl-C came.  Once, under load, the exception it raises did not end the
+#: program; where it was lost is not known, so the loop below looks here too.
 interrupted = False
 
 
