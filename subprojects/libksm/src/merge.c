@@ -23,6 +23,7 @@
 #define MOVE_TRIES      8u      /* a page that is busy for a moment */
 /* Pages: from here on moving back is cheaper than copying. */
 #define MOVE_BACK_MIN   8u
+#define SAME_TRIES      1000u   /* some 100 ms; then a copy is better than none */
 
 /* One isolation in progress. */
 typedef struct Isolation {
@@ -219,10 +220,12 @@ static unsigned staged_run(KsmEngine *e, const Isolation *s, unsigned i,
 /*
  * Puts staged pages [i, i + n) of the span back, except holes and pages that
  * were not moved.  Comes back when it is done, see the top of merge.h.
+ * @same: no copies, for a device may be writing to these very pages.
  */
-static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
+static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n,
+                     bool same)
 {
-    bool move = !s->kinds_known || n == CHUNK_PAGES ||
+    bool move = !s->kinds_known || n == CHUNK_PAGES || same ||
                 (!s->huge && n >= MOVE_BACK_MIN);
     unsigned end = i + n, tries = 0, piece = n;
 
@@ -252,7 +255,7 @@ static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
         /* several mappings, or not this way: smaller, or the other way */
         if (k > 1 && (ret == -EINVAL || ret == -ENOENT)) {
             piece = k / 2;
-        } else if (s->kinds_known) {
+        } else if (s->kinds_known && (!same || tries > SAME_TRIES)) {
             move = !move;
         }
         if (++tries > 32) {
@@ -508,7 +511,7 @@ static void span_undo(KsmEngine *e, Isolation *s, PlanAct act)
 {
     KsmPlan *p = &e->plan;
 
-    put_back(e, s, 0, s->n);
+    put_back(e, s, 0, s->n, act == ACT_PINNED);
     for (unsigned i = 0; i < s->n; i++) {
         PlanAct was = p->act[s->at + i];
 
@@ -536,7 +539,7 @@ static void put_back_rest(KsmEngine *e, Isolation *s)
             n++;
         }
         if (n) {
-            put_back(e, s, i, n);
+            put_back(e, s, i, n, false);
             kept += n;
         }
         n = MAX(n, 1);
