@@ -53,9 +53,12 @@ int pool_init(KsmPool *p, unsigned max_sharing)
     p->patterns = g_hash_table_new_full(NULL, NULL, NULL, g_free);
     p->blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     p->piece = anonymous(PATTERN_PIECE * PAGE_BYTES);
-    if (!p->piece) {
+    p->canary = anonymous(PAGE_BYTES);
+    if (!p->piece || !p->canary) {
         return -ENOMEM;
     }
+    prim.advise(p->canary, PAGE_BYTES, MADV_NOHUGEPAGE);
+    *(volatile char *)p->canary = 1;
     p->keep_all = shmem_is_huge();
     p->fd = prim.memfd("libksm-pool");
     if (p->fd < 0) {
@@ -90,6 +93,9 @@ void pool_free(KsmPool *p)
     arrays_free(p);
     if (p->piece) {
         prim.unmap(p->piece, PATTERN_PIECE * PAGE_BYTES);
+    }
+    if (p->canary) {
+        prim.unmap(p->canary, PAGE_BYTES);
     }
     if (p->fd >= 0) {
         prim.close(p->fd);
@@ -362,6 +368,14 @@ KsmPattern *pool_pattern(KsmPool *p, uint32_t slot)
     return pattern_of(p, slot);
 }
 
+/* Slots of a block are not given up one by one. */
+static void block_mark(KsmPool *p, uint32_t first)
+{
+    for (uint32_t s = first; s < first + CHUNK_PAGES; s++) {
+        p->users[s] = SLOT_PATTERN;
+    }
+}
+
 static void punch_block(KsmPool *p, uint32_t first)
 {
     if (slot_is_kept(p, first)) {
@@ -372,8 +386,57 @@ static void punch_block(KsmPool *p, uint32_t first)
         p->leaked += CHUNK_PAGES;
         return;
     }
-    memset(p->users + first, 0, CHUNK_PAGES * sizeof(*p->users));
+    block_mark(p, first);
     g_array_append_val(p->blocks, first);
+}
+
+/*
+ * Does a process that was forked from this one, or from one of those, still
+ * have our memory?  A fork shares the canary with the child until that one
+ * ends or calls exec; nobody writes to it, so it is never copied.
+ */
+static bool children_live(const KsmPool *p, int pagemap)
+{
+    off_t at = (uintptr_t)p->canary / PAGE_BYTES * sizeof(uint64_t);
+    uint64_t entry;
+
+    return prim.read_at(pagemap, &entry, sizeof(entry), at) !=
+           sizeof(entry) || !(entry >> 63) || !(entry >> 56 & 1);
+}
+
+static bool block_is_free(const KsmPool *p, uint32_t first)
+{
+    for (guint i = 0; i < p->blocks->len; i++) {
+        if (g_array_index(p->blocks, uint32_t, i) == first) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void pool_unkeep(KsmPool *p, int pagemap)
+{
+    if (!p->leaked || p->keep_all || !p->kept || children_live(p, pagemap)) {
+        return;
+    }
+    pool_flush(p);
+    if (p->n_punch) {
+        return;     /* those would be given up twice */
+    }
+    memset(p->kept, 0, p->capacity / 8);
+    p->leaked = 0;
+    for (uint32_t s = 0; s < p->top; s++) {
+        if (!slot_is_taken(p, s) || pool_users(p, s)) {
+            continue;
+        }
+        if (!(p->users[s] & SLOT_PATTERN)) {
+            slot_give_up(p, s);
+        } else if (s % CHUNK_PAGES == 0 && !pattern_of(p, s) &&
+                   !block_is_free(p, s)) {
+            punch_block(p, s);
+        }
+    }
+    pool_flush(p);
 }
 
 static void pattern_settle(KsmPool *p, uint32_t slot)
@@ -453,7 +516,6 @@ static int pattern_fill(KsmPool *p, KsmPattern *t, const void *page,
         }
         for (unsigned i = 0; i < n; i++) {
             p->hash[t->first + t->filled + i] = p->hash[t->first];
-            p->users[t->first + t->filled + i] |= SLOT_PATTERN;
         }
         t->filled += n;
     }
@@ -477,6 +539,7 @@ static uint32_t block_take(KsmPool *p)
     p->n_free += first - p->top;
     p->top = first + CHUNK_PAGES;
     slots_mark(p, first, CHUNK_PAGES, true);
+    block_mark(p, first);
     return first;
 }
 

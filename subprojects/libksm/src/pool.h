@@ -55,6 +55,7 @@ typedef struct KsmPool {
     uint64_t *kept;         /* bitmap: a forked child may map it; or NULL */
     bool keep_all;          /* give up nothing */
     uint64_t leaked;        /* slots without users that are kept */
+    char *canary;           /* a page that only forked children share */
     char *piece;            /* buffer: part of a pattern */
     unsigned max_sharing;
     uint64_t shared;        /* slots with users */
@@ -117,9 +118,16 @@ uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n);
 
 /*
  * The process forks: what is in use now may be mapped by the child for as
- * long as it lives, so it is never given up, nor written anew.
+ * long as it lives, so it is not given up, nor written anew.
  */
 void pool_fork(KsmPool *p);
+
+/*
+ * Gives up what was kept for forked children, if none of them lives on, nor a
+ * child of theirs.  @pagemap: /proc/self/pagemap.  Between plans only: a slot
+ * without users is taken for one that nobody wants.
+ */
+void pool_unkeep(KsmPool *p, int pagemap);
 
 void pool_flush(KsmPool *p);
 size_t pool_bytes(const KsmPool *p);

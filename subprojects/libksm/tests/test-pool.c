@@ -4,9 +4,12 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <glib.h>
 
@@ -148,6 +151,72 @@ static void test_fork(Fixture *f, gconstpointer data)
     g_assert(pool_page(&f->pool, slot)[0] == 'a');
 }
 
+/*
+ * ... for as long as the child lives, and a child of that child; a block of a
+ * pattern too.
+ */
+static void test_children(Fixture *f, gconstpointer data)
+{
+    uint32_t slot = take_one(f, 'a'), other = take_one(f, 'b');
+    KsmPattern *t = pool_pattern_new(&f->pool, f->page, 42);
+    int pagemap = open("/proc/self/pagemap", O_RDONLY);
+    uint32_t first = t->first;
+    const char *seen = mmap(NULL, PAGE_BYTES, PROT_READ, MAP_PRIVATE,
+                            f->pool.map_fd, (off_t)slot * PAGE_BYTES);
+    int go[2], told[2];
+    pid_t child;
+    char c = 0;
+
+    g_assert(pagemap >= 0 && seen != MAP_FAILED);
+    g_assert(pipe(go) == 0 && pipe(told) == 0);
+    pool_user_add(&f->pool, slot);
+    pool_user_add(&f->pool, other);
+    pool_user_add(&f->pool, first);
+    pool_fork(&f->pool);
+    child = fork();
+    if (child == 0) {
+        if (fork() == 0) {
+            close(go[1]);
+            _exit(read(go[0], &c, 1) || write(told[1], seen, 1) != 1);
+        }
+        _exit(0);
+    }
+    g_assert(child > 0 && waitpid(child, NULL, 0) == child);
+    pool_user_drop(&f->pool, slot);
+    pool_user_drop(&f->pool, first);
+    g_assert(f->pool.leaked == 1 + CHUNK_PAGES);
+    pool_unkeep(&f->pool, pagemap);
+    g_assert(f->pool.leaked == 1 + CHUNK_PAGES);
+    g_assert(pool_page(&f->pool, slot)[0] == 'a');
+
+    /* the grandchild looks, for the first time, and ends */
+    close(go[0]);
+    close(go[1]);
+    g_assert(read(told[0], &c, 1) == 1 && c == 'a');
+    for (int i = 0; f->pool.leaked && i < 60000; i++) {
+        g_usleep(1000);
+        pool_unkeep(&f->pool, pagemap);
+    }
+    if (!f->pool.keep_all) {
+        g_assert(f->pool.leaked == 0);
+        g_assert(take_one(f, 'c') == slot);
+        t = pool_pattern_new(&f->pool, f->page, 43);
+        g_assert(t && t->first == first);
+        /* neither what is in use nor what waits to be used is given up */
+        pool_user_add(&f->pool, slot);
+        f->pool.leaked = 1;
+        pool_unkeep(&f->pool, pagemap);
+        g_assert(pool_pattern(&f->pool, first) == t);
+        g_assert(pool_page(&f->pool, first + 1)[0] == f->page[0]);
+        g_assert(pool_page(&f->pool, other)[0] == 'b');
+        g_assert(pool_page(&f->pool, slot)[0] == 'c');
+    }
+    close(pagemap);
+    close(told[0]);
+    close(told[1]);
+    munmap((void *)seen, PAGE_BYTES);
+}
+
 /* Uses of a pattern spread over its slots, and it grows with them. */
 static void test_pattern(Fixture *f, gconstpointer data)
 {
@@ -245,6 +314,7 @@ int main(int argc, char **argv)
     ADD(read_only);
     ADD(untake);
     ADD(fork);
+    ADD(children);
     ADD(pattern);
     ADD(write_fails);
     ADD(punch_fails);

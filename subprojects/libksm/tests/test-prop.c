@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "libksm.h"
+#include "prim.h"
 
 #define PAGE KSM_PAGE_SIZE
 #define CHUNK KSM_CHUNK_SIZE
@@ -130,6 +131,140 @@ static bool all_zero(const char *page)
     return !page[0] && !memcmp(page, page + 1, PAGE - 1);
 }
 
+/*
+ * The last calls of the engines that name an address range: what was done to a
+ * page that is not what it should be.
+ */
+typedef struct Call {
+    uint64_t ns;
+    const char *name;
+    uintptr_t at, len, other;   /* range; where to or from; or flags */
+    long ret;
+} Call;
+
+#define N_CALLS (1u << 18)
+static Call calls[N_CALLS];
+static unsigned n_calls;        /* atomic */
+
+static long note(const char *name, uint64_t ns, const void *at, size_t len,
+                 uintptr_t other, long ret)
+{
+    unsigned i = __atomic_fetch_add(&n_calls, 1, __ATOMIC_RELAXED) % N_CALLS;
+
+    calls[i] = (Call) { ns, name, (uintptr_t)at, len, other, ret };
+    return ret;
+}
+
+static void *note_map(void *addr, size_t len, int prot, int flags, int fd,
+                      off_t offset)
+{
+    uint64_t ns = prim_real.now_ns();
+    void *p = prim_real.map(addr, len, prot, flags, fd, offset);
+
+    note(fd < 0 ? "map" : "map pool", ns, addr, len, offset, !p);
+    return p;
+}
+
+static int note_remap(void *from, size_t len, void *to)
+{
+    uint64_t ns = prim_real.now_ns();
+
+    return note("remap", ns, to, len, (uintptr_t)from,
+                prim_real.remap(from, len, to));
+}
+
+static int note_advise(void *addr, size_t len, int advice)
+{
+    uint64_t ns = prim_real.now_ns();
+
+    return note("advise", ns, addr, len, advice,
+                prim_real.advise(addr, len, advice));
+}
+
+static int note_register(const UffdRange *range, unsigned mode)
+{
+    uint64_t ns = prim_real.now_ns();
+
+    return note("register", ns, range->addr, range->len, mode,
+                prim_real.uffd_register(range, mode));
+}
+
+static int note_unregister(const UffdRange *range)
+{
+    uint64_t ns = prim_real.now_ns();
+
+    return note("unregister", ns, range->addr, range->len, 0,
+                prim_real.uffd_unregister(range));
+}
+
+static int note_protect(const UffdRange *range, bool on)
+{
+    uint64_t ns = prim_real.now_ns();
+
+    return note("protect", ns, range->addr, range->len, on,
+                prim_real.uffd_protect(range, on));
+}
+
+static int note_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    uint64_t ns = prim_real.now_ns();
+    int ret = prim_real.uffd_move(fd, to, from, len, done);
+
+    note("move to", ns, to, len, *done, ret);
+    note("move from", ns, from, len, *done, ret);
+    return ret;
+}
+
+static int note_copy(int fd, void *to, const void *from, size_t len,
+                     size_t *done)
+{
+    uint64_t ns = prim_real.now_ns();
+    int ret = prim_real.uffd_copy(fd, to, from, len, done);
+
+    note("copy to", ns, to, len, *done, ret);
+    return ret;
+}
+
+static ssize_t note_pagemap(PmScan *scan)
+{
+    uint64_t ns = prim_real.now_ns();
+    ssize_t ret = prim_real.pagemap(scan);
+
+    note(scan->protect ? "scan, protect" : "scan", ns, (void *)scan->start,
+         scan->end - scan->start, scan->walk_end, ret);
+    return ret;
+}
+
+static void note_all(void)
+{
+    prim.map = note_map;
+    prim.remap = note_remap;
+    prim.advise = note_advise;
+    prim.uffd_register = note_register;
+    prim.uffd_unregister = note_unregister;
+    prim.uffd_protect = note_protect;
+    prim.uffd_move = note_move;
+    prim.uffd_copy = note_copy;
+    prim.pagemap = note_pagemap;
+}
+
+static void print_calls(const char *mem)
+{
+    unsigned end = __atomic_load_n(&n_calls, __ATOMIC_RELAXED), shown = 0;
+    unsigned i = end - MIN(end, N_CALLS - 64);
+
+    printf("# now %" PRIu64 " ns\n", prim_real.now_ns());
+    for (; i < end && shown < 400; i++) {
+        Call *c = &calls[i % N_CALLS];
+
+        if (c->at <= (uintptr_t)mem && (uintptr_t)mem < c->at + c->len) {
+            printf("# %" PRIu64 " %s %lx %lx %lx: %ld\n", c->ns, c->name,
+                   c->at, c->len, c->other, c->ret);
+            shown++;
+        }
+    }
+}
+
 /* What the kernel has there: tells a lost page from a lost slot. */
 static void print_mapping(const char *mem)
 {
@@ -177,6 +312,7 @@ static void G_GNUC_NORETURN fail(size_t page, const char *when)
            all_zero(mem) ? ", is all zero" : "",
            all_zero(shadow) ? ", should be all zero" : "", T.seed);
     print_mapping(mem);
+    print_calls(mem);
     fflush(stdout);
     _exit(1);
 }
@@ -298,6 +434,26 @@ static void op_write(uint64_t *seed, size_t page, size_t n)
     unlock_range(page, 1);
 }
 
+/*
+ * Holds on to what was just written, now and then for longer than it takes to
+ * merge a chunk: a write that went to a page which was being replaced is lost
+ * soon or never.
+ */
+static void linger(uint64_t *seed, size_t page, size_t n, const char *when)
+{
+    switch (below(seed, 32)) {
+    case 0:
+        usleep(below(seed, 3000));
+        break;
+    case 1:
+        sched_yield();
+        break;
+    }
+    for (size_t i = page; i < page + n; i++) {
+        check_page(i, when);
+    }
+}
+
 static void op_fill(uint64_t *seed, size_t page, size_t n)
 {
     unsigned kind = below(seed, 10);
@@ -312,6 +468,7 @@ static void op_fill(uint64_t *seed, size_t page, size_t n)
         T.freed[page + i] = 0;
         mark_dirty(page + i);
     }
+    linger(seed, page, n, "after a fill");
     unlock_range(page, n);
     g_free(buffer);
 }
@@ -335,8 +492,8 @@ static void op_copy(uint64_t *seed, size_t page, size_t n)
         memcpy(shadow_of(page + i), shadow_of(from + i), PAGE);
         T.freed[page + i] = 0;
         mark_dirty(page + i);
-        check_page(page + i, "after a copy");
     }
+    linger(seed, page, n, "after a copy");
     unlock_range(page, n);
     unlock_range(from, n);
 }
@@ -854,6 +1011,7 @@ int main(int argc, char **argv)
            T.seed, T.seconds, T.threads);
     fflush(stdout);
     make_dictionary();
+    note_all();
     make_areas();
     run_threads();
     for (int i = 0; i < N_ENGINES; i++) {

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "prim.h"
 #include "util.h"
 
 Mem *mem_new(size_t pages, size_t skip, MemPages kind)
@@ -200,6 +201,11 @@ const KsmRegionOps mem_ops_log = {
     .inhibited = op_inhibited,
 };
 
+static uint64_t seed_fixed(void)
+{
+    return UINT64_C(0x6b736d);
+}
+
 KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty)
 {
     g_autoptr(GError) err = NULL;
@@ -214,6 +220,11 @@ KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty)
         g_test_skip(err->message);
         return NULL;
     }
+    /*
+     * The index has 32 bits of a hash: with a random seed one run in 2000 has
+     * two of 2048 contents collide, which then stay unmerged.
+     */
+    prim.random = seed_fixed;
     e = ksm_engine_new(&config, &err);
     g_assert(!err);
     return e;
