@@ -268,6 +268,12 @@ static void run_engine(Load *l, const Bench *b)
     bench_metric("stall_p99_ns", stats.stall_p99);
     bench_metric("stall_max_ns", stats.stall_max);
     bench_metric("huge_split", stats.huge_split);
+    for (int i = 0; !reached && i < KSM_REASON_MAX; i++) {
+        if (stats.reasons[i]) {
+            bench_progress("%s: %" G_GUINT64_FORMAT " pages",
+                           ksm_reason_name(i), stats.reasons[i]);
+        }
+    }
     if (stats.pages_sharing) {
         bench_metric("cpu_us_per_saved_page",
                      (stats.scan_time + stats.merge_time) / 1e3 /

@@ -79,6 +79,7 @@ typedef struct Test {
     char *shadow;
     uint8_t *locks;         /* per page; atomic */
     uint8_t *freed;         /* per page: may be zero instead of the shadow */
+    uint64_t *wrote;        /* per page: ns, when it was last filled */
     char *dictionary;
     uint64_t done[OP_MAX];  /* atomic */
     uint64_t removed;       /* atomic */
@@ -248,12 +249,13 @@ static void note_all(void)
     prim.pagemap = note_pagemap;
 }
 
-static void print_calls(const char *mem)
+static void print_calls(const char *mem, uint64_t wrote)
 {
     unsigned end = __atomic_load_n(&n_calls, __ATOMIC_RELAXED), shown = 0;
     unsigned i = end - MIN(end, N_CALLS - 64);
 
-    printf("# now %" PRIu64 " ns\n", prim_real.now_ns());
+    printf("# now %" PRIu64 " ns, filled at %" PRIu64 "\n",
+           prim_real.now_ns(), wrote);
     for (; i < end && shown < 400; i++) {
         Call *c = &calls[i % N_CALLS];
 
@@ -312,7 +314,7 @@ static void G_GNUC_NORETURN fail(size_t page, const char *when)
            all_zero(mem) ? ", is all zero" : "",
            all_zero(shadow) ? ", should be all zero" : "", T.seed);
     print_mapping(mem);
-    print_calls(mem);
+    print_calls(mem, T.wrote[page]);
     fflush(stdout);
     _exit(1);
 }
@@ -325,7 +327,8 @@ static void check_page(size_t page, const char *when)
         return;
     }
     if (memcmp(mem, shadow_of(page), PAGE)) {
-        /* a freed page may have turned to zeroes just now */
+        /* a freed page may have turned to zeroes just now: look again */
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
         if (!T.freed[page] || !all_zero(mem)) {
             fail(page, when);
         }
@@ -463,6 +466,7 @@ static void op_fill(uint64_t *seed, size_t page, size_t n)
     lock_range(page, n);
     for (size_t i = 0; i < n; i++) {
         make_content(seed, buffer, kind, shift + i);
+        T.wrote[page + i] = prim_real.now_ns();
         memcpy(mem_of(page + i), buffer, PAGE);
         memcpy(shadow_of(page + i), buffer, PAGE);
         T.freed[page + i] = 0;
@@ -488,6 +492,7 @@ static void op_copy(uint64_t *seed, size_t page, size_t n)
             continue;
         }
         check_page(from + i, "before a copy");
+        T.wrote[page + i] = prim_real.now_ns();
         memcpy(mem_of(page + i), mem_of(from + i), PAGE);
         memcpy(shadow_of(page + i), shadow_of(from + i), PAGE);
         T.freed[page + i] = 0;
@@ -861,6 +866,7 @@ static void make_areas(void)
     g_assert(T.shadow != MAP_FAILED);
     T.locks = g_malloc0(T.n);
     T.freed = g_malloc0(T.n);
+    T.wrote = g_new0(uint64_t, T.n);
     for (int i = 0; i < N_REGIONS; i++) {
         area_add(&T.areas[i]);
     }
