@@ -149,6 +149,8 @@ def apparmor_base(place: Path) -> Path:
     the manual puts them."""
     script = ". scripts/lib/common.sh; need_apt apparmor"
     subprocess.run(["bash", "-eu", "-c", script], cwd=TOP, check=True)
+    fetch = [TOP / "scripts" / "build-libvirt", "--graft-only"]
+    subprocess.run(fetch, check=True, stdin=subprocess.DEVNULL, timeout=600)
     base = place / "apparmor.d"
     shutil.copytree("/etc/apparmor.d", base)
     (base / "libvirt").mkdir(exist_ok=True)
