@@ -160,3 +160,23 @@ use_ccache() {
     PATH=/usr/lib/ccache:$PATH
     export PATH
 }
+
+# run_ninja BUILD LOG TARGET...: compiles; a terminal is shown how far it is.
+run_ninja() {
+    local build=$1 log=$2 line code
+    shift 2
+    local command=(nice -n 5 ninja -C "$build" -j "${JOBS:-$(nproc)}" "$@")
+    if ! [ -t 2 ]; then
+        "${command[@]}" >"$log" 2>&1 </dev/null
+        return
+    fi
+    "${command[@]}" 2>&1 </dev/null | tee "$log" |
+        while IFS= read -r line; do
+            if [[ $line =~ ^\[[0-9]+/[0-9]+\] ]]; then
+                printf '\r%s' "${BASH_REMATCH[0]}" >&2
+            fi
+        done
+    code=${PIPESTATUS[0]}
+    printf '\r\033[K' >&2
+    return "$code"
+}

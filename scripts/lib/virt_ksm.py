@@ -27,6 +27,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from lxml import etree
 
@@ -460,6 +461,7 @@ def change(connection: Any, domain: Any, args: argparse.Namespace) -> int:
     sys.stdout.writelines(line if line.endswith("\n") else line + "\n" for line in diff)
     if not diff:
         print(f"{domain.name()}: nothing to change")
+    sys.stdout.flush()
     for warning in warnings_for(root, method) + args.host_warnings if method else []:
         print(f"warning: {warning}", file=sys.stderr)
     if args.dry_run:
@@ -511,7 +513,8 @@ def live_status(domain: Any) -> list[str]:
         stats = json.loads(text)["return"]
     except (libvirt.libvirtError, KeyError, ValueError):
         return [f"running: with a QEMU that has no {BACKEND}"]
-    lines = [f"running: {len(stats['backends'])} objects {BACKEND}"]
+    count = len(stats["backends"])
+    lines = [f"running: {count} object{'s' * (count != 1)} {BACKEND}"]
     for backend in stats["backends"]:
         merged = backend.get("pages-merged", backend.get("pages-sharing", 0))
         lines.append(
@@ -602,7 +605,9 @@ def main() -> int:
             ) from None
         if args.command == "status":
             return status(domain)
-        args.local = connection.getHostname() == os.uname().nodename
+        # a URI without a host; what libvirt calls this one may be its name with
+        # the domain, or localhost
+        args.local = not urlsplit(connection.getURI()).hostname
         args.host_warnings = host_warnings(args.tunables) if args.local else []
         return change(connection, domain, args)
     except Refused as error:

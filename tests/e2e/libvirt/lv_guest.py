@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The guests of these tests: a Debian kernel and an initramfs of one program.
+"""The guests of these tests: a Debian kernel and an initramfs of one program,
+or a boot sector (for KVM).
 
 Leaves to others: starting them (lv_host.py), what must hold (test_*.py).
 """
@@ -60,6 +61,17 @@ def initrd() -> Path:
     return path
 
 
+@functools.cache
+def boot_sector() -> Path:
+    """Assembles guest-boot.S; a disk of 512 bytes."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    source, obj, disk = HERE / "guest-boot.S", BUILD / "guest-boot.o", BUILD / "boot"
+    subprocess.run(["gcc", "-m32", "-c", "-o", obj, source], check=True)
+    link = ["ld", "-m", "elf_i386", "-Ttext", "0x7c00", "--oformat", "binary"]
+    subprocess.run([*link, "-o", disk, obj], check=True)
+    return disk
+
+
 @dataclass
 class Guest:
     """A domain to be: its XML, and its console once it runs."""
@@ -78,6 +90,25 @@ class Guest:
     cpu: str = ""
     devices: str = ""
     arguments: tuple[str, ...] = ()
+    #: under KVM, running the boot sector
+    kvm: bool = False
+
+    def boot(self) -> tuple[str, str]:
+        """What it boots from: elements of <os>, and of <devices>."""
+        if self.kvm:
+            disk = f"""<disk type='file' device='disk'>
+      <driver name='qemu' type='raw'/>
+      <source file={quoteattr(str(boot_sector()))}/>
+      <target dev='hda' bus='ide'/></disk>"""
+            return "<boot dev='hd'/>", disk
+        cmdline = (
+            "console=ttyS0 quiet panic=-1 memhp_default_state=online "
+            f"common={self.common_mib} private={self.private_mib} seed={self.seed}"
+        )
+        words = f"""<kernel>{escape(str(kernel()))}</kernel>
+    <initrd>{escape(str(initrd()))}</initrd>
+    <cmdline>{cmdline}</cmdline>"""
+        return words, ""
 
     def xml(self) -> str:
         commandline = "".join(
@@ -88,21 +119,16 @@ class Guest:
         backing = ""
         if self.backing:
             backing = f"<memoryBacking>{self.backing}</memoryBacking>"
-        cmdline = (
-            "console=ttyS0 quiet panic=-1 memhp_default_state=online "
-            f"common={self.common_mib} private={self.private_mib} seed={self.seed}"
-        )
+        system, disk = self.boot()
         return f"""\
-<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+<domain type='{"kvm" if self.kvm else "qemu"}' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>{escape(self.name)}</name>
   {self.extra}
   <memory unit='MiB'>{self.memory_mib}</memory>
   {backing}
   <vcpu>1</vcpu>
   <os><type arch='x86_64' machine='pc'>hvm</type>
-    <kernel>{escape(str(kernel()))}</kernel>
-    <initrd>{escape(str(initrd()))}</initrd>
-    <cmdline>{cmdline}</cmdline></os>
+    {system}</os>
   <features><acpi/></features>
   {self.cpu}
   <on_reboot>destroy</on_reboot>
@@ -111,7 +137,7 @@ class Guest:
     <serial type='file'>
       <source path={quoteattr(str(self.serial))} append='on'/></serial>
     <memballoon model='none'/>
-    {self.devices}
+    {disk}{self.devices}
   </devices>
   {commandline}
 </domain>

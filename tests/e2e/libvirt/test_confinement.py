@@ -3,7 +3,8 @@
 /dev of its own; with and without the files of libvirt/confinement.
 
 Debian's own libvirt, for it can make that /dev, which needs libraries that
-scripts/build-libvirt leaves out.  AppArmor is not run here (it needs the kernel's help), only its syntax is.
+scripts/build-libvirt leaves out.  AppArmor is not run here (it needs the
+kernel's help): our rules are compiled within Debian's.
 """
 
 from __future__ import annotations
@@ -143,18 +144,55 @@ def test_the_udev_rule_is_what_was_tested() -> None:
     assert 'GROUP="kvm", MODE="0660"' in rule
 
 
-@pytest.mark.parametrize("name", ["apparmor-libvirt-qemu", "apparmor-libvirtd"])
-def test_apparmor_syntax(name: str, tmp_path: Path) -> None:
+def apparmor_base(place: Path) -> Path:
+    """/etc/apparmor.d with Debian's profiles for libvirt, and our files where
+    the manual puts them."""
     script = ". scripts/lib/common.sh; need_apt apparmor"
     subprocess.run(["bash", "-eu", "-c", script], cwd=TOP, check=True)
-    profile = tmp_path / "profile"
-    rules = (FILES / name).read_text()
-    profile.write_text(
-        f"#include <tunables/global>\nprofile ksm_test {{\n{rules}\n}}\n"
-    )
-    subprocess.run(
-        # compiles, and neither loads the result nor keeps it
-        ["apparmor_parser", "--skip-kernel-load", "--skip-cache", profile],
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
+    fetch = [TOP / "scripts" / "build-libvirt", "--graft-only"]
+    subprocess.run(fetch, check=True, stdin=subprocess.DEVNULL, timeout=600)
+    base = place / "apparmor.d"
+    shutil.copytree("/etc/apparmor.d", base)
+    (base / "libvirt").mkdir(exist_ok=True)
+    (base / "local" / "abstractions").mkdir(parents=True, exist_ok=True)
+    source = TOP / "build" / "libvirt-src" / "src" / "security" / "apparmor"
+    for name, target in (
+        ("TEMPLATE.qemu", "libvirt/TEMPLATE.qemu"),
+        ("libvirt-qemu", "abstractions/libvirt-qemu"),
+        ("usr.sbin.libvirtd.in", "usr.sbin.libvirtd"),
+    ):
+        text = (source / name).read_text().replace("@sbindir@", "/usr/sbin")
+        (base / target).write_text(text.replace("@libexecdir@", "/usr/lib/libvirt"))
+    return base
+
+
+@pytest.mark.parametrize(
+    ("name", "local", "profile"),
+    [
+        (
+            "apparmor-libvirt-qemu",
+            "abstractions/libvirt-qemu",
+            "libvirt/TEMPLATE.qemu",
+        ),
+        ("apparmor-libvirtd", "usr.sbin.libvirtd", "usr.sbin.libvirtd"),
+    ],
+)
+def test_apparmor_takes_our_rules(
+    name: str, local: str, profile: str, tmp_path: Path
+) -> None:
+    """In Debian's own profiles, which they must not contradict."""
+    base = apparmor_base(tmp_path)
+
+    def compiled(rules: str) -> bytes:
+        (base / "local" / local).write_text(rules)
+        return subprocess.run(
+            # compiles, and neither loads the result nor keeps it
+            ["apparmor_parser", "--skip-kernel-load", "--skip-cache", "--stdout"]
+            + ["--base", base, base / profile],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        ).stdout
+
+    # that they are read at all shows in the result
+    assert compiled((FILES / name).read_text()) != compiled("")
