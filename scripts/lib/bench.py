@@ -463,6 +463,8 @@ def balloon(s: Session) -> Metrics:
         for processes in counts:
             try:
                 out |= balloon_rows(s, processes, counts, pressure)
+                if processes in (1, 8) and not pressure:
+                    out |= balloon_rows(s, processes, (processes,), False, "uniform")
             except BenchError as error:
                 if not pressure or "cgroup" not in str(error):
                     raise
@@ -482,13 +484,19 @@ def balloon(s: Session) -> Metrics:
 
 
 def balloon_rows(
-    s: Session, processes: int, counts: tuple[int, ...], pressure: bool
+    s: Session,
+    processes: int,
+    counts: tuple[int, ...],
+    pressure: bool,
+    reuse: str = "recent",
 ) -> Metrics:
     """The rows of so many processes: what each policy does, and ratios to eager."""
     out: Metrics = {}
     for threads in counts:
-        row = f"{processes}_{threads}" + ("_pressure" if pressure else "")
-        runs = balloon_row(s, processes, threads, pressure)
+        row = f"{processes}_{threads}"
+        row += "_pressure" if pressure else ""
+        row += "_uniform" if reuse == "uniform" else ""
+        runs = balloon_row(s, processes, threads, pressure, reuse)
         rates = {policy: run["blocks_per_s"] for policy, run in runs.items()}
         cpu = {policy: run["cpu_us_per_block"] for policy, run in runs.items()}
         for policy, rate in rates.items():
@@ -506,14 +514,13 @@ def balloon_summary(out: Metrics) -> None:
         for kind in ("", "_plain", "_cpu"):
             start = f"{name}{kind}_ratio_"
             ratios = {k: v for k, v in out.items() if k.startswith(start)}
-            free = [v for k, v in ratios.items() if not k.endswith("_pressure")]
-            tight = [v for k, v in ratios.items() if k.endswith("_pressure")]
-            out[f"{name}{kind}_ratio"] = max(free)
+            tight = [ratios.pop(k) for k in list(ratios) if k.endswith("_pressure")]
+            out[f"{name}{kind}_ratio"] = max(ratios.values())
             out[f"{name}{kind}_pressure_ratio"] = min(tight)
 
 
 def balloon_row(
-    s: Session, processes: int, threads: int, pressure: bool
+    s: Session, processes: int, threads: int, pressure: bool, reuse: str
 ) -> dict[str, Metrics]:
     """What each policy does, the policies taking turns."""
     # per thread: enough in all for a limit to bite
@@ -525,9 +532,10 @@ def balloon_row(
                 "policy": policy,
                 "processes": processes,
                 "threads": threads,
+                "reuse": reuse,
                 "mib": mib,
                 # under pressure what happens at its beginning counts for less
-                "ms": (1000 if s.quick else 3000) if pressure else 1000,
+                "ms": (1000 if s.quick else 2000) if pressure else 1000,
             }
             if not pressure:
                 run = s.worker("balloon", **args)

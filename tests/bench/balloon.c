@@ -44,6 +44,7 @@ typedef struct Process {
     char *mem;
     size_t share;           /* bytes of each thread */
     int threads;
+    bool uniform;           /* any block is as likely to be taken */
 } Process;
 
 typedef struct Thread {
@@ -108,6 +109,22 @@ static void check(const Thread *t)
     }
 }
 
+/*
+ * Which block is taken next.  Allocators prefer what was given back last, for
+ * it is still in the caches, and seldom need all at once: half of the time it
+ * is one of the first sixteenth.  Or any: reuse=uniform.
+ */
+static size_t choose_block(const Process *p, uint64_t *seed)
+{
+    double at = (bench_random(seed) >> 11) * 0x1p-53;
+
+    if (!p->uniform) {
+        at *= at;
+        at *= at;
+    }
+    return at * (p->share / BLOCK);
+}
+
 static void *work(void *opaque)
 {
     Thread *t = opaque;
@@ -125,7 +142,7 @@ static void *work(void *opaque)
     }
     cpu = bench_thread_cpu_ns();
     while (!__atomic_load_n(&p->shared->stop, __ATOMIC_RELAXED)) {
-        size_t block = bench_random(&seed) % (p->share / BLOCK);
+        size_t block = choose_block(p, &seed);
 
         fill_block(t, block, 1 + blocks % 255);
         blocks++;
@@ -163,6 +180,7 @@ static void process(const Bench *b, Shared *shared)
         .shared = shared,
         .threads = MIN(bench_arg(b, "threads", 1), MAX_THREADS),
         .share = bench_arg(b, "mib", 32) << 20,
+        .uniform = !strcmp(bench_arg_str(b, "reuse", "recent"), "uniform"),
     };
     Thread threads[MAX_THREADS] = { 0 };
     size_t len = p.threads * p.share;
