@@ -152,7 +152,7 @@ static int release_freer(KsmBalloon *balloon, void *host, size_t length)
 
     /* the first look tells when something is due; after that it goes on */
     if (!ret && !balloon->working && !timer_pending(balloon->timer)) {
-        decay_arm(balloon, KSM_FREER_DECAY_NS);
+        decay_arm(balloon, KSM_FREER_STEP_NS);
     }
     return ret;
 }

@@ -452,31 +452,25 @@ def images(s: Session) -> Metrics:
     return out
 
 
+BALLOON_POLICIES = ("plain", "eager", "lazy", "auto")
+
+
 def balloon(s: Session) -> Metrics:
     """MADV_FREE 2014: memory taken and given back, lazily and eagerly."""
     counts = (1, 8) if s.quick else (1, 4, 8)
     out: Metrics = {}
     for pressure in (False, True):
         for processes in counts:
-            for threads in counts:
-                row = f"{processes}_{threads}" + ("_pressure" if pressure else "")
-                try:
-                    rates = balloon_row(s, processes, threads, pressure)
-                except BenchError as error:
-                    if not pressure or "cgroup" not in str(error):
-                        raise
-                    s.note(f"balloon without pressure only: {error}")
-                    return out
-                for policy, rate in rates.items():
-                    out[f"{policy}_blocks_per_s_{row}"] = rate
-                for policy in ("lazy", "auto"):
-                    divide(out, f"{policy}_ratio_{row}", rates[policy], rates["eager"])
-    for name in ("lazy", "auto"):
-        ratios = {k: v for k, v in out.items() if k.startswith(f"{name}_ratio_")}
-        free = [v for k, v in ratios.items() if not k.endswith("_pressure")]
-        tight = [v for k, v in ratios.items() if k.endswith("_pressure")]
-        out[f"{name}_ratio"] = max(free)
-        out[f"{name}_pressure_ratio"] = min(tight)
+            try:
+                out |= balloon_rows(s, processes, counts, pressure)
+                if processes in (1, 8) and not pressure:
+                    out |= balloon_rows(s, processes, (processes,), False, "uniform")
+            except BenchError as error:
+                if not pressure or "cgroup" not in str(error):
+                    raise
+                s.note(f"balloon without pressure only: {error}")
+                return out
+    balloon_summary(out)
     with s.cgroup(0):
         run = s.worker(
             "balloon",
@@ -489,21 +483,59 @@ def balloon(s: Session) -> Metrics:
     return out
 
 
+def balloon_rows(
+    s: Session,
+    processes: int,
+    counts: tuple[int, ...],
+    pressure: bool,
+    reuse: str = "recent",
+) -> Metrics:
+    """The rows of so many processes: what each policy does, and ratios to eager."""
+    out: Metrics = {}
+    for threads in counts:
+        row = f"{processes}_{threads}"
+        row += "_pressure" if pressure else ""
+        row += "_uniform" if reuse == "uniform" else ""
+        runs = balloon_row(s, processes, threads, pressure, reuse)
+        rates = {policy: run["blocks_per_s"] for policy, run in runs.items()}
+        cpu = {policy: run["cpu_us_per_block"] for policy, run in runs.items()}
+        for policy, rate in rates.items():
+            out[f"{policy}_blocks_per_s_{row}"] = rate
+        for policy in ("lazy", "auto"):
+            divide(out, f"{policy}_ratio_{row}", rates[policy], rates["eager"])
+            divide(out, f"{policy}_plain_ratio_{row}", rates[policy], rates["plain"])
+            divide(out, f"{policy}_cpu_ratio_{row}", cpu["eager"], cpu[policy])
+    return out
+
+
+def balloon_summary(out: Metrics) -> None:
+    """The best rows without pressure, the worst with it."""
+    for name in ("lazy", "auto"):
+        for kind in ("", "_plain", "_cpu"):
+            start = f"{name}{kind}_ratio_"
+            ratios = {k: v for k, v in out.items() if k.startswith(start)}
+            tight = [ratios.pop(k) for k in list(ratios) if k.endswith("_pressure")]
+            out[f"{name}{kind}_ratio"] = max(ratios.values())
+            out[f"{name}{kind}_pressure_ratio"] = min(tight)
+
+
 def balloon_row(
-    s: Session, processes: int, threads: int, pressure: bool
-) -> dict[str, float]:
-    """Blocks per second of each policy, the policies taking turns."""
+    s: Session, processes: int, threads: int, pressure: bool, reuse: str
+) -> dict[str, Metrics]:
+    """What each policy does, the policies taking turns."""
     # per thread: enough in all for a limit to bite
     mib = max(32, 256 // (processes * threads))
-    rates: dict[str, list[float]] = {"eager": [], "lazy": [], "auto": []}
+    runs: dict[str, list[Metrics]] = {policy: [] for policy in BALLOON_POLICIES}
     for _ in range(1 if s.quick else 3):
-        for policy, list_ in rates.items():
+        for policy, list_ in runs.items():
             args = {
                 "policy": policy,
                 "processes": processes,
                 "threads": threads,
+                "reuse": reuse,
                 "mib": mib,
-                "ms": 500 if s.quick else 1000,
+                # under pressure what happens at its beginning counts for less
+                "ms": (1000 if s.quick else 2000) if pressure else 1000,
             }
             if not pressure:
                 run = s.worker("balloon", **args)
@@ -512,8 +544,8 @@ def balloon_row(
                 limit = (processes * threads * mib // 2 + processes * 8 + 8) << 20
                 with s.cgroup(limit):
                     run = s.worker("balloon", cgroup=1, **args)
-            list_.append(run["blocks_per_s"])
-    return {policy: median(list_) for policy, list_ in rates.items()}
+            list_.append(run)
+    return {policy: medians(list_) for policy, list_ in runs.items()}
 
 
 BENCHES: dict[str, Callable[[Session], Metrics]] = {

@@ -47,18 +47,24 @@ void ksm_freer_forget(KsmFreer *freer, void *addr, size_t len);
 
 /*
  * ksm_freer_step: gives back for good what was released lazily long enough
- * ago, some of it.  Returns the ns after which it wants to be called again,
- * -1 if there is nothing to wait for.  Thread-safe.
+ * ago, up to KSM_CHUNK_SIZE of it.  Returns the ns after which it wants to be
+ * called again, -1 if there is nothing to wait for.  Thread-safe.
  */
 int64_t ksm_freer_step(KsmFreer *freer);
 
 /* ksm_freer_set_decay: another time than KSM_FREER_DECAY_NS, in ns. */
 void ksm_freer_set_decay(KsmFreer *freer, int64_t decay_ns);
 
+#define KSM_FREER_SECOND G_GINT64_CONSTANT(1000000000)
 /* How long memory stays lazily free before it is given back for good. */
-#define KSM_FREER_DECAY_NS (10 * G_GINT64_CONSTANT(1000000000))
-/* For how long a sign of pressure counts. */
-#define KSM_FREER_PRESSURE_NS (2 * G_GINT64_CONSTANT(1000000000))
+#define KSM_FREER_DECAY_NS (10 * KSM_FREER_SECOND)
+/* How often to look at the pressure while something is lazily free. */
+#define KSM_FREER_STEP_NS KSM_FREER_SECOND
+/*
+ * For how long a sign of pressure counts.  Long, because freeing lazily at the
+ * limit of memory makes that limit be hit again, which is dear.
+ */
+#define KSM_FREER_PRESSURE_NS (10 * KSM_FREER_SECOND)
 
 typedef struct KsmFreerStats {
     uint64_t released;      /* pages released, by either way */

@@ -5,9 +5,10 @@
  *
  * The question of the MADV_FREE table of 2014 (ebizzy), asked of libksm's
  * free hint: processes x threads, each thread fills a block of its share and
- * gives it back; blocks per second by policy=lazy|eager|auto.  Memory pressure
- * is a memcg limit, which the script sets after "ask cgroup".  mode=reclaim:
- * all is filled and given back, then the script has the kernel reclaim it.
+ * gives it back; blocks per second by policy=lazy|eager|auto, or plain: by
+ * madvise(MADV_DONTNEED) without an engine, as QEMU does.  Memory pressure is a
+ * memcg limit, which the script sets after "ask cgroup".  mode=reclaim: all is
+ * filled and given back, then the script has the kernel reclaim it.
  *
  * Given back memory reads as what was there or as zeroes, and what was
  * written stays: both are checked.
@@ -33,15 +34,17 @@ typedef struct Shared {
     int start;
     int stop;
     uint64_t blocks;
+    uint64_t cpu_ns;        /* for them, the engine's included */
 } Shared;
 
 typedef struct Process {
     Shared *shared;
-    KsmEngine *engine;
+    KsmEngine *engine;      /* NULL: plain */
     KsmRegion *region;
     char *mem;
     size_t share;           /* bytes of each thread */
     int threads;
+    bool uniform;           /* any block is as likely to be taken */
 } Process;
 
 typedef struct Thread {
@@ -59,6 +62,14 @@ static KsmFreePolicy policy(const Bench *b)
          : !strcmp(name, "eager") ? KSM_FREE_EAGER : KSM_FREE_AUTO;
 }
 
+static int give_block(Process *p, size_t offset)
+{
+    if (p->engine) {
+        return ksm_free_hint(p->region, offset, BLOCK);
+    }
+    return madvise(p->mem + offset, BLOCK, MADV_DONTNEED) ? -errno : 0;
+}
+
 static void fill_block(Thread *t, size_t block, uint8_t value)
 {
     Process *p = t->process;
@@ -73,9 +84,9 @@ static void fill_block(Thread *t, size_t block, uint8_t value)
         }
     }
     t->last[block] = value;
-    error = ksm_free_hint(p->region, offset, BLOCK);
+    error = give_block(p, offset);
     if (error) {
-        bench_die("ksm_free_hint: %s", strerror(-error));
+        bench_die("a block cannot be given back: %s", strerror(-error));
     }
 }
 
@@ -98,12 +109,28 @@ static void check(const Thread *t)
     }
 }
 
+/*
+ * Which block is taken next.  Allocators prefer what was given back last, for
+ * it is still in the caches, and seldom need all at once: half of the time it
+ * is one of the first sixteenth.  Or any: reuse=uniform.
+ */
+static size_t choose_block(const Process *p, uint64_t *seed)
+{
+    double at = (bench_random(seed) >> 11) * 0x1p-53;
+
+    if (!p->uniform) {
+        at *= at;
+        at *= at;
+    }
+    return at * (p->share / BLOCK);
+}
+
 static void *work(void *opaque)
 {
     Thread *t = opaque;
     Process *p = t->process;
     uint64_t seed = 88172645463325252 + t->number * 7919 + getpid();
-    uint64_t blocks = 0;
+    uint64_t blocks = 0, cpu;
 
     /* the first touch of all is not what is asked */
     for (size_t block = 0; block < p->share / BLOCK; block++) {
@@ -113,13 +140,16 @@ static void *work(void *opaque)
     while (!__atomic_load_n(&p->shared->start, __ATOMIC_ACQUIRE)) {
         g_usleep(1000);
     }
+    cpu = bench_thread_cpu_ns();
     while (!__atomic_load_n(&p->shared->stop, __ATOMIC_RELAXED)) {
-        size_t block = bench_random(&seed) % (p->share / BLOCK);
+        size_t block = choose_block(p, &seed);
 
         fill_block(t, block, 1 + blocks % 255);
         blocks++;
     }
+    cpu = bench_thread_cpu_ns() - cpu;
     __atomic_fetch_add(&p->shared->blocks, blocks, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&p->shared->cpu_ns, cpu, __ATOMIC_RELAXED);
     check(t);
     return NULL;
 }
@@ -127,12 +157,20 @@ static void *work(void *opaque)
 static void *step(void *opaque)
 {
     Process *p = opaque;
+    uint64_t cpu = 0;
+    bool started = false;
 
     while (!__atomic_load_n(&p->shared->stop, __ATOMIC_RELAXED)) {
         int64_t wait = ksm_step(p->engine, 0);
 
+        if (!started && __atomic_load_n(&p->shared->start, __ATOMIC_ACQUIRE)) {
+            started = true;
+            cpu = bench_thread_cpu_ns();
+        }
         g_usleep(wait < 0 ? 10000 : CLAMP(wait / 1000, 100, 100000));
     }
+    cpu = started ? bench_thread_cpu_ns() - cpu : 0;
+    __atomic_fetch_add(&p->shared->cpu_ns, cpu, __ATOMIC_RELAXED);
     return NULL;
 }
 
@@ -142,6 +180,7 @@ static void process(const Bench *b, Shared *shared)
         .shared = shared,
         .threads = MIN(bench_arg(b, "threads", 1), MAX_THREADS),
         .share = bench_arg(b, "mib", 32) << 20,
+        .uniform = !strcmp(bench_arg_str(b, "reuse", "recent"), "uniform"),
     };
     Thread threads[MAX_THREADS] = { 0 };
     size_t len = p.threads * p.share;
@@ -150,9 +189,11 @@ static void process(const Bench *b, Shared *shared)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     p.mem = bench_map(len, bench_arg(b, "huge", 0) ? BENCH_HUGE_PAGES
                                                    : BENCH_SMALL_PAGES);
-    p.engine = bench_engine(policy(b), true);
-    ksm_engine_set_max_cpu(p.engine, 10);
-    p.region = bench_add(p.engine, p.mem, len, NULL, NULL);
+    if (strcmp(bench_arg_str(b, "policy", "auto"), "plain")) {
+        p.engine = bench_engine(policy(b), true);
+        ksm_engine_set_max_cpu(p.engine, 10);
+        p.region = bench_add(p.engine, p.mem, len, NULL, NULL);
+    }
     for (int i = 0; i < p.threads; i++) {
         threads[i].process = &p;
         threads[i].number = i;
@@ -161,13 +202,15 @@ static void process(const Bench *b, Shared *shared)
             bench_die("cannot start a thread");
         }
     }
-    if (pthread_create(&stepper, NULL, step, &p)) {
+    if (p.engine && pthread_create(&stepper, NULL, step, &p)) {
         bench_die("cannot start a thread");
     }
     for (int i = 0; i < p.threads; i++) {
         pthread_join(threads[i].thread, NULL);
     }
-    pthread_join(stepper, NULL);
+    if (p.engine) {
+        pthread_join(stepper, NULL);
+    }
     exit(0);
 }
 
@@ -211,6 +254,7 @@ static void run_rate(const Bench *b)
         }
     }
     bench_metric("blocks_per_s", shared->blocks / seconds);
+    bench_metric("cpu_us_per_block", shared->cpu_ns / 1e3 / shared->blocks);
 }
 
 static void run_reclaim(const Bench *b)

@@ -727,6 +727,14 @@ static void add_lies(const char *name, const char *backend)
     }
 }
 
+static bool vm_works(void)
+{
+    g_autoptr(KsmRun) run = ksm_run("-object " KSM ",id=r,size=2M,scope=vm",
+                                    NULL);
+
+    return strstr(run->err, KSM_RUN_STARTED);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -737,6 +745,11 @@ int main(int argc, char **argv)
     add_cases("deflate", KSM ",free-policy=lazy", 1, test_deflate);
     add_lies("lazy", KSM ",free-policy=lazy");
     add_lies("eager", KSM ",free-policy=eager");
+    if (vm_works()) {
+        /* while what is given back is being merged: the pattern is */
+        add_lies("vm", KSM ",scope=vm,max-cpu=100,free-policy=lazy");
+        add_lies("zero", KSM ",scope=zero,max-cpu=100");
+    }
     qtest_add_func("ksm-balloon/decay", test_decay);
     qtest_add_func("ksm-balloon/inert", test_inert);
     qtest_add_func("ksm-balloon/poison", test_poison);

@@ -13,7 +13,9 @@
  *
  * Each first write to a protected page costs the guest a fault.  Chunks that
  * are written again and again are therefore asked about less and less often,
- * up to every eighth pass.
+ * up to every eighth pass.  Small pages that were freed lazily are not
+ * protected at all (PAGE_BLIND): whether they are in use again is found out
+ * when they are given back for good, see discard.h.
  */
 #include <errno.h>
 #include <string.h>
@@ -141,8 +143,12 @@ static void page_written(KsmRegion *r, size_t page)
     switch (page_state(r, page)) {
     case PAGE_FREED:
         if (r->history[page]) {
-            /* the log of before the hint */
+            /* the log of before the hint, or of after it */
             r->history[page] = 0;
+            r->state[page] |= PAGE_BLIND;
+            break;
+        }
+        if ((r->state[page] & PAGE_BLIND) && r->dirty != KSM_DIRTY_LOG) {
             break;
         }
         /* fall through */
@@ -248,6 +254,30 @@ static int pagemap_ask(KsmRegion *r, size_t from, size_t to, size_t origin,
     return 0;
 }
 
+/*
+ * Asks about [@from, @to), but not about pages that were freed lazily and are
+ * not protected; their bits stay clear.
+ */
+static int pagemap_ask_but_blind(KsmRegion *r, size_t from, size_t to,
+                                 size_t origin, unsigned long *bits)
+{
+    int ret = 0;
+    size_t n;
+
+    for (size_t i = from; i < to && ret == 0; i += n) {
+        bool blind = r->state[i] & PAGE_BLIND;
+
+        n = 1;
+        while (i + n < to && !!(r->state[i + n] & PAGE_BLIND) == blind) {
+            n++;
+        }
+        if (!blind) {
+            ret = pagemap_ask(r, i, i + n, origin, bits);
+        }
+    }
+    return ret;
+}
+
 void dirty_arm(KsmRegion *r, size_t chunk)
 {
     size_t from = MAX(chunk * CHUNK_PAGES, first_page(r));
@@ -255,7 +285,7 @@ void dirty_arm(KsmRegion *r, size_t chunk)
 
     r->chunk[chunk].flags |= CHUNK_ARMED;
     if (r->tracking) {
-        pagemap_ask(r, from, to, from, NULL);
+        pagemap_ask_but_blind(r, from, to, from, NULL);
     }
 }
 
@@ -287,18 +317,24 @@ static void pagemap_sync(KsmRegion *r, size_t chunk, size_t end)
 
     for (size_t c = chunk; c < end; c += n) {
         size_t from = MAX(c * CHUNK_PAGES, lo), to;
+        uint8_t blind = r->chunk[c].flags & CHUNK_BLIND;
+        int ret;
 
         n = 1;
         if (!chunk_due(&r->chunk[c], &e->scan.again)) {
             continue;
         }
         while (c + n < end && (r->chunk[c + n].flags & CHUNK_ARMED) &&
+               (r->chunk[c + n].flags & CHUNK_BLIND) == blind &&
                !r->chunk[c + n].hot_wait) {
             n++;
         }
         to = MIN((c + n) * CHUNK_PAGES, hi);
         memset(e->bitmap, 0, n * CHUNK_PAGES / 8);
-        if (pagemap_ask(r, from, to, c * CHUNK_PAGES, e->bitmap) < 0) {
+        ret = blind ? pagemap_ask_but_blind(r, from, to, c * CHUNK_PAGES,
+                                            e->bitmap)
+                    : pagemap_ask(r, from, to, c * CHUNK_PAGES, e->bitmap);
+        if (ret < 0) {
             memset(e->bitmap, 0xff, n * CHUNK_PAGES / 8);
         }
         for (size_t i = 0; i < n; i++) {

@@ -16,9 +16,6 @@
 #include "prim.h"
 
 #define VMAS_MIN        256u    /* left: below, discard maps no more */
-#define DECAY_NS        UINT64_C(10000000000)
-#define LOOK_NS         UINT64_C(50000000)      /* between looks */
-#define PRESSURE_NS     UINT64_C(2000000000)    /* a sign counts so long */
 
 /* Pages from @page on that are alike: all mapping the pool, or none. */
 static size_t uniform_run(const KsmRegion *r, size_t page, size_t end)
@@ -97,11 +94,26 @@ int discard_range(KsmRegion *r, size_t page, size_t n)
     return ret;
 }
 
-/* Anonymous pages: lazily. */
+/*
+ * Is a write to freed pages to be noticed at once?  Cheap for a huge page:
+ * one fault.  For small pages it would cost as many faults as freeing lazily
+ * saves.
+ */
+static bool worth_protecting(const KsmRegion *r, size_t page, size_t n)
+{
+    return r->dirty == KSM_DIRTY_PAGEMAP && n == CHUNK_PAGES &&
+           page % CHUNK_PAGES == 0 &&
+           (r->chunk[page / CHUNK_PAGES].flags & CHUNK_HUGE);
+}
+
+/* Anonymous pages of one chunk: lazily. */
 static int hint_run(KsmRegion *r, size_t page, size_t n)
 {
     KsmChunk *c = page_chunk(r, page);
-    int ret = prim.advise(page_addr(r, page), n * PAGE_BYTES, MADV_FREE);
+    bool protect = worth_protecting(r, page, n);
+    bool blind = !protect && r->dirty != KSM_DIRTY_LOG;
+    int ret = freer_release_lazily(r->engine->freer, page_addr(r, page),
+                                   n * PAGE_BYTES);
 
     if (ret < 0) {
         return ret;
@@ -109,47 +121,31 @@ static int hint_run(KsmRegion *r, size_t page, size_t n)
     for (size_t i = page; i < page + n; i++) {
         PageState s = page_state(r, i);
 
-        if (s != PAGE_HOLE && s != PAGE_GIVEN && s != PAGE_FREED) {
-            region_leave(r, i, PAGE_FREED);
-            c->lazy++;
-            /* a log may still tell of a write from before the hint */
-            r->history[i] = r->dirty == KSM_DIRTY_LOG;
+        if (s == PAGE_GIVEN) {
+            continue;
         }
+        region_leave(r, i, PAGE_FREED);
+        c->lazy += s != PAGE_HOLE;
+        r->state[i] |= blind ? PAGE_BLIND : 0;
+        /* a log may still tell of a write from before the hint */
+        r->history[i] = r->dirty == KSM_DIRTY_LOG;
     }
-    dirty_protect(r, page, n);
+    c->flags |= blind ? CHUNK_BLIND : 0;
+    if (protect) {
+        dirty_protect(r, page, n);
+    }
     return 0;
-}
-
-/*
- * Is the host, or our control group, short of memory?  A sign of that counts
- * for a while; where there is no pressure information: no.
- */
-static bool pressure(KsmEngine *e)
-{
-    uint64_t now = prim.now_ns();
-    uint64_t elapsed = now - e->pressure_looked;
-
-    if (e->pressure && elapsed >= LOOK_NS) {
-        e->pressure_looked = now;
-        if (ksm_pressure_sign(e->pressure, (int64_t)elapsed)) {
-            e->pressure_until = now + PRESSURE_NS;
-        }
-    }
-    return now < e->pressure_until;
 }
 
 int discard_hint(KsmRegion *r, size_t page, size_t n)
 {
-    KsmEngine *e = r->engine;
-    KsmFreePolicy policy = e->cfg.free_policy;
-    bool eager = policy == KSM_FREE_EAGER ||
-                 (policy == KSM_FREE_AUTO && pressure(e));
+    bool lazy = freer_is_lazy(r->engine->freer);
     size_t end = page + n, k;
     int ret = 0;
 
     for (size_t i = page; i < end && ret == 0; i += k) {
         k = uniform_run(r, i, end);
-        if (eager || page_is_mapped(r, i)) {
+        if (!lazy || page_is_mapped(r, i)) {
             ret = discard_range(r, i, k);
         } else {
             ret = hint_run(r, i, k);
@@ -157,42 +153,64 @@ int discard_hint(KsmRegion *r, size_t page, size_t n)
     }
     if (ret == 0) {
         r->free_hinted += n;
-        e->total.free_hinted += n;
-        r->hinted_at = r->hinted_at ? r->hinted_at : prim.now_ns();
+        r->engine->total.free_hinted += n;
     }
     return ret;
 }
 
-/* Asks the kernel for the freed pages of a chunk. */
-static void chunk_reclaim(KsmRegion *r, size_t chunk)
-{
-    size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, n;
-
-    for (; page < end; page += MAX(n, 1)) {
-        n = 0;
-        while (page + n < end && page_state(r, page + n) == PAGE_FREED &&
-               !(r->state[page + n] & PAGE_WRITTEN)) {
-            n++;
-        }
-        if (n) {
-            prim.advise(page_addr(r, page), n * PAGE_BYTES, MADV_PAGEOUT);
-        }
-    }
-    r->chunk[chunk].flags |= CHUNK_VISIT;
-}
-
-void discard_settle(KsmRegion *r)
+/*
+ * The kernel was asked to take what is lazily free in a part of a chunk: what
+ * is there all the same is in use, as far as it was not known.
+ */
+static int settle_pages(KsmRegion *r, size_t page, size_t n)
 {
     KsmEngine *e = r->engine;
+    int ret = engine_kinds(e, page_addr(r, page), n, KINDS_FAST, e->kinds);
 
-    if (e->cfg.free_policy != KSM_FREE_AUTO || !r->hinted_at ||
-        (prim.now_ns() - r->hinted_at < DECAY_NS && !pressure(e))) {
-        return;
+    for (size_t i = 0; i < n && ret == 0; i++) {
+        if (page_state(r, page + i) != PAGE_FREED) {
+            continue;
+        }
+        if ((r->state[page + i] & PAGE_BLIND) && (e->kinds[i] & PM_PRESENT)) {
+            page_set(r, page + i, PAGE_NEW);
+            page_mark(r, page + i, true);
+        }
+        r->state[page + i] &= ~PAGE_BLIND;
+        r->history[page + i] = 0;
     }
-    r->hinted_at = 0;
-    for (size_t c = 0; c < r->n_chunks; c++) {
-        if (r->chunk[c].lazy) {
-            chunk_reclaim(r, c);
+    page_chunk(r, page)->flags &= ~CHUNK_BLIND;
+    page_chunk(r, page)->flags |= CHUNK_VISIT;
+    return ret;
+}
+
+static bool settle_range(KsmRegion *r, char *addr, size_t len)
+{
+    char *start = MAX(addr, r->addr);
+    char *end = MIN(addr + len, r->addr + r->len);
+
+    if (start >= end) {
+        return true;
+    }
+    if (region_inhibited(r)) {
+        return false;
+    }
+    freer_give_back(r->engine->freer, start, end - start);
+    return settle_pages(r, (start - r->base) / PAGE_BYTES,
+                        (end - start) / PAGE_BYTES) == 0;
+}
+
+bool discard_settle(KsmEngine *e)
+{
+    void *addr;
+    size_t len;
+
+    if (freer_due(e->freer, &addr, &len) != 0) {
+        return false;
+    }
+    for (guint i = 0; i < e->regions->len; i++) {
+        if (!settle_range(g_ptr_array_index(e->regions, i), addr, len)) {
+            freer_remember(e->freer, addr, len);
         }
     }
+    return true;
 }

@@ -10,11 +10,15 @@
  * Free hint: the owner does not need the content any more.  Lazily, the
  * kernel may take the pages when it needs them and whoever writes to one
  * keeps it (MADV_FREE).  Freed pages leave the index and are not hashed
- * until they are written.  "auto" takes them away for good after a while, or
- * when the host is short of memory.  At that time a page may have been
- * written again without our knowing: so nothing is dropped here, but the
- * kernel is asked to reclaim (MADV_PAGEOUT), which takes only pages that are
- * still clean.
+ * until they are written.  When, and whether at all, is up to free.h.
+ *
+ * To notice that write costs a fault for each small page, which is about what
+ * freeing lazily saves.  So it is not looked for (PAGE_BLIND): after 10 s, or
+ * when memory is short, the kernel is asked for what is still free, and what
+ * it leaves is in use (discard_settle).  A log costs nothing more, but what
+ * it tells at first may be from before the hint: the same.  Where nothing is
+ * asked for (policy lazy, swap, huge pages) what was not looked for counts
+ * as in use then, and is hashed once.
  */
 #ifndef KSM_DISCARD_H
 #define KSM_DISCARD_H
@@ -24,7 +28,7 @@
 int discard_range(KsmRegion *r, size_t page, size_t n);
 int discard_hint(KsmRegion *r, size_t page, size_t n);
 
-/* Once a pass: what policy auto does about hints given earlier. */
-void discard_settle(KsmRegion *r);
+/* Settles the oldest hint that is due; false: there is none. */
+bool discard_settle(KsmEngine *e);
 
 #endif

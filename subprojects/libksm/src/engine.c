@@ -38,7 +38,7 @@ void lock_take(KsmLock *l)
     pthread_mutex_lock(&l->mutex);
     ticket = l->next++;
     while (l->serving != ticket) {
-        pthread_cond_wait(&l->turn, &l->mutex);
+        pthread_cond_wait(&l->turn[ticket % LOCK_TURNS], &l->mutex);
     }
     pthread_mutex_unlock(&l->mutex);
 }
@@ -47,8 +47,24 @@ void lock_release(KsmLock *l)
 {
     pthread_mutex_lock(&l->mutex);
     l->serving++;
-    pthread_cond_broadcast(&l->turn);
+    pthread_cond_broadcast(&l->turn[l->serving % LOCK_TURNS]);
     pthread_mutex_unlock(&l->mutex);
+}
+
+static void lock_init(KsmLock *l)
+{
+    pthread_mutex_init(&l->mutex, NULL);
+    for (unsigned i = 0; i < LOCK_TURNS; i++) {
+        pthread_cond_init(&l->turn[i], NULL);
+    }
+}
+
+static void lock_destroy(KsmLock *l)
+{
+    pthread_mutex_destroy(&l->mutex);
+    for (unsigned i = 0; i < LOCK_TURNS; i++) {
+        pthread_cond_destroy(&l->turn[i]);
+    }
 }
 
 /* Are all regions kept out of children (MADV_DONTFORK)? */
@@ -100,8 +116,7 @@ static void fork_child(void)
 
         /* whoever waited for the lock does not exist here */
         e->dead = true;
-        pthread_mutex_init(&e->lock.mutex, NULL);
-        pthread_cond_init(&e->lock.turn, NULL);
+        lock_init(&e->lock);
         e->lock.next = e->lock.serving = 0;
     }
     pthread_mutex_unlock(&engines_lock);
@@ -289,16 +304,13 @@ static void engine_close(KsmEngine *e)
     if (e->pagemap >= 0) {
         prim.close(e->pagemap);
     }
-    if (e->pressure) {
-        ksm_pressure_free(e->pressure);
-    }
+    ksm_freer_free(e->freer);
     memcg_free(&e->memcg);
     g_free(e->bitmap);
     g_free(e->ranges);
     g_free(e->dir);
     g_ptr_array_unref(e->regions);
-    pthread_mutex_destroy(&e->lock.mutex);
-    pthread_cond_destroy(&e->lock.turn);
+    lock_destroy(&e->lock);
     g_free(e);
 }
 
@@ -312,19 +324,16 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
     e->run = true;
     e->uffd = e->uffd_wp = e->pagemap = e->maps = -1;
     e->pool.fd = e->pool.map_fd = -1;
-    pthread_mutex_init(&e->lock.mutex, NULL);
-    pthread_cond_init(&e->lock.turn, NULL);
+    lock_init(&e->lock);
     e->regions = g_ptr_array_new();
     e->bitmap = g_malloc0(PIECE_PAGES / 8);
     e->ranges = g_new0(PmRange, N_RANGES);
     index_init(&e->index, place_hash, e);
+    e->freer = ksm_freer_new(config->free_policy);
+    freer_remember_all(e->freer);
     if (!engine_open(e, error)) {
         engine_close(e);
         return NULL;
-    }
-    if (e->cfg.free_policy == KSM_FREE_AUTO) {
-        e->pressure = ksm_pressure_new();
-        e->pressure_looked = prim.now_ns();
     }
     memcg_init(&e->memcg);
     e->pool.unindex = slot_unindex;
@@ -558,6 +567,7 @@ static void region_drop(KsmEngine *e, KsmRegion *r)
         }
     }
     g_ptr_array_remove(e->regions, r);
+    ksm_freer_forget(e->freer, r->addr, r->len);
     e->n_pages -= r->n_pages;
     pool_flush(&e->pool);
 }

@@ -9,13 +9,13 @@
 #include <pthread.h>
 
 #include "budget.h"
+#include "free.h"
 #include "hash.h"
 #include "index.h"
 #include "libksm.h"
 #include "memcg.h"
 #include "merge.h"
 #include "pool.h"
-#include "pressure.h"
 #include "prim.h"
 #include "region.h"
 #include "run.h"
@@ -25,9 +25,11 @@
  * whoever else wants it must get its turn in between.  Of pthread parts, for
  * ThreadSanitizer knows those.
  */
+#define LOCK_TURNS 16   /* so that not all who wait wake up for one's turn */
+
 typedef struct KsmLock {
     pthread_mutex_t mutex;
-    pthread_cond_t turn;
+    pthread_cond_t turn[LOCK_TURNS];    /* by ticket */
     uint64_t next;
     uint64_t serving;
 } KsmLock;
@@ -89,9 +91,7 @@ struct KsmEngine {
     KsmHash hash;
     uint64_t seed;
     uint64_t zero_hash;
-    KsmPressure *pressure;      /* NULL unless free_policy is auto */
-    uint64_t pressure_looked;   /* ns; when it was looked at */
-    uint64_t pressure_until;    /* ns; until then memory counts as short */
+    KsmFreer *freer;        /* how and when to give memory back */
     KsmMerge merge;
     KsmPlan plan;
     KsmVmas vmas;

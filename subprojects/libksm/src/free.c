@@ -3,15 +3,14 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * What is released lazily is remembered in a queue, oldest first, bounded:
- * when it is full the oldest is forgotten, that is, left to the kernel's
- * reclaim.  A remembered range may have been written again in the meantime,
- * so giving it back for good must leave such pages alone: MADV_PAGEOUT does,
- * it drops lazily freed pages that are still clean and would swap out the
- * others.  Hence it is used only where there is no swap, and not on huge
- * pages, which it would split if they are in use again.
+ * See free.h for the idea.  What is to be given back for good later is
+ * remembered in a queue, oldest first, one entry for each 2 MiB of memory
+ * with something free in it, however often: a guest that frees and takes the
+ * same memory again and again costs one entry.  The time is that of the first
+ * release; what is released shortly before an entry is due goes with it,
+ * which costs little, for it happens once in the time of decay.
  */
-#include "libksm-free.h"
+#include "free.h"
 
 #include <errno.h>
 #include <string.h>
@@ -20,23 +19,17 @@
 #include "prim.h"
 #include "pressure.h"
 
-#ifndef MADV_PAGEOUT
-#define MADV_PAGEOUT 21     /* Linux 5.4 */
-#endif
-
 /* How often the counters of memory pressure are read, at most. */
 #define LOOK_NS (50 * G_GINT64_CONSTANT(1000000))
-#define MAX_RANGES 4096
-/* How much is given back in one step: the lock is held meanwhile. */
-#define GIVE_BACK ((size_t)16 << 20)
 #define PAGEMAP_BATCH 512
 /* pagemap: Documentation/admin-guide/mm/pagemap.rst */
 #define PAGEMAP_EXCLUSIVE (1ull << 56)
 #define PAGEMAP_PRESENT (1ull << 63)
 
+/* What was released lazily within one KSM_CHUNK_SIZE. */
 typedef struct Range {
-    char *addr;
-    size_t len;
+    uintptr_t start;
+    uintptr_t end;
     int64_t freed_ns;
 } Range;
 
@@ -45,11 +38,14 @@ struct KsmFreer {
     KsmFreePolicy policy;
     KsmPressure *pressure;
     int64_t looked_ns;          /* when pressure was last looked at */
+    int64_t pressure_since_ns;  /* when it was first seen */
     int64_t pressure_until_ns;  /* signs of pressure count until then */
     int64_t decay_ns;           /* KSM_FREER_DECAY_NS but in tests */
-    bool has_swap;
+    bool gives_back;            /* decays: policy auto, no swap */
+    bool remembers;             /* ... or the owner wants to know */
     int pagemap;                /* /proc/self/pagemap, or -1 */
     GQueue ranges;              /* of Range, by freed_ns */
+    GHashTable *links;          /* the same by number of the chunk */
     KsmFreerStats stats;
 };
 
@@ -63,26 +59,34 @@ static bool host_has_swap(void)
     return !text || (end && end[1] != '\0');
 }
 
-KsmFreer *ksm_freer_new(KsmFreePolicy policy)
+KsmFreer *freer_new_at(KsmFreePolicy policy, const char *root)
 {
     KsmFreer *freer = g_new0(KsmFreer, 1);
 
     g_mutex_init(&freer->lock);
     g_queue_init(&freer->ranges);
+    freer->links = g_hash_table_new(NULL, NULL);
     freer->policy = policy;
     freer->decay_ns = KSM_FREER_DECAY_NS;
-    freer->has_swap = host_has_swap();
+    freer->gives_back = policy == KSM_FREE_AUTO && !host_has_swap();
+    freer->remembers = freer->gives_back;
     freer->pagemap = prim.open_read("/proc/self/pagemap");
     if (policy == KSM_FREE_AUTO) {
-        freer->pressure = ksm_pressure_new();
+        freer->pressure = ksm_pressure_new_at(root);
         freer->looked_ns = (int64_t)prim.now_ns();
     }
     return freer;
 }
 
+KsmFreer *ksm_freer_new(KsmFreePolicy policy)
+{
+    return freer_new_at(policy, "/");
+}
+
 void ksm_freer_free(KsmFreer *freer)
 {
     g_queue_clear_full(&freer->ranges, g_free);
+    g_hash_table_unref(freer->links);
     if (freer->pressure) {
         ksm_pressure_free(freer->pressure);
     }
@@ -91,6 +95,11 @@ void ksm_freer_free(KsmFreer *freer)
     }
     g_mutex_clear(&freer->lock);
     g_free(freer);
+}
+
+void freer_remember_all(KsmFreer *freer)
+{
+    freer->remembers = true;
 }
 
 void ksm_freer_set_decay(KsmFreer *freer, int64_t decay_ns)
@@ -110,34 +119,58 @@ static bool under_pressure(KsmFreer *freer, int64_t now)
     if (elapsed >= LOOK_NS) {
         freer->looked_ns = now;
         if (ksm_pressure_sign(freer->pressure, elapsed)) {
+            if (now >= freer->pressure_until_ns) {
+                freer->pressure_since_ns = now;
+            }
             freer->pressure_until_ns = now + KSM_FREER_PRESSURE_NS;
         }
     }
     return now < freer->pressure_until_ns;
 }
 
-static void remember(KsmFreer *freer, char *addr, size_t len, int64_t now)
+static bool is_lazy(KsmFreer *freer, int64_t now)
 {
-    Range *last = g_queue_peek_tail(&freer->ranges);
+    return freer->policy == KSM_FREE_LAZY ||
+           (freer->policy == KSM_FREE_AUTO && !under_pressure(freer, now));
+}
 
-    /* the balloon gives page after page, upwards or downwards */
-    if (last && now - last->freed_ns < G_GINT64_CONSTANT(1000000000)) {
-        if (addr == last->addr + last->len) {
-            last->len += len;
-            return;
+bool freer_is_lazy(KsmFreer *freer)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+
+    return is_lazy(freer, (int64_t)prim.now_ns());
+}
+
+static void remember(KsmFreer *freer, uintptr_t start, uintptr_t end,
+                     int64_t now)
+{
+    for (uintptr_t stop; start < end; start = stop) {
+        gpointer chunk = (gpointer)(start / KSM_CHUNK_SIZE);
+        GList *link = g_hash_table_lookup(freer->links, chunk);
+        Range *range;
+
+        stop = MIN(end, (start / KSM_CHUNK_SIZE + 1) * KSM_CHUNK_SIZE);
+        if (link) {
+            range = link->data;
+            range->start = MIN(range->start, start);
+            range->end = MAX(range->end, stop);
+            continue;
         }
-        if (addr + len == last->addr) {
-            last->addr = addr;
-            last->len += len;
-            return;
-        }
+        range = g_new(Range, 1);
+        *range = (Range) { start, stop, now };
+        g_queue_push_tail(&freer->ranges, range);
+        g_hash_table_insert(freer->links, chunk, freer->ranges.tail);
     }
-    if (freer->ranges.length == MAX_RANGES) {
-        g_free(g_queue_pop_head(&freer->ranges));
-    }
-    last = g_new(Range, 1);
-    *last = (Range) { addr, len, now };
-    g_queue_push_tail(&freer->ranges, last);
+}
+
+static void drop(KsmFreer *freer, GList *link)
+{
+    Range *range = link->data;
+
+    g_hash_table_remove(freer->links,
+                        (gpointer)(range->start / KSM_CHUNK_SIZE));
+    g_queue_delete_link(&freer->ranges, link);
+    g_free(range);
 }
 
 /*
@@ -180,102 +213,124 @@ static int free_lazily(KsmFreer *freer, char *addr, size_t len)
     return ret;
 }
 
+static int release_lazily(KsmFreer *freer, char *addr, size_t len,
+                          int64_t now)
+{
+    int ret = free_lazily(freer, addr, len);
+
+    if (ret == 0) {
+        freer->stats.lazy += len / KSM_PAGE_SIZE;
+        if (freer->remembers) {
+            remember(freer, (uintptr_t)addr, (uintptr_t)addr + len, now);
+        }
+    }
+    return ret;
+}
+
+int freer_release_lazily(KsmFreer *freer, void *addr, size_t len)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+
+    return release_lazily(freer, addr, len, (int64_t)prim.now_ns());
+}
+
 int ksm_freer_release(KsmFreer *freer, void *addr, size_t len)
 {
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
     int64_t now = (int64_t)prim.now_ns();
-    bool lazy = freer->policy == KSM_FREE_LAZY ||
-                (freer->policy == KSM_FREE_AUTO && !under_pressure(freer, now));
-    int ret = lazy ? free_lazily(freer, addr, len)
-                   : prim.advise(addr, len, MADV_DONTNEED);
+    int ret;
 
-    if (ret < 0) {
-        return ret;
-    }
-    freer->stats.released += len / KSM_PAGE_SIZE;
-    if (lazy) {
-        freer->stats.lazy += len / KSM_PAGE_SIZE;
-        if (freer->policy == KSM_FREE_AUTO && !freer->has_swap) {
-            remember(freer, addr, len, now);
-        }
+    if (is_lazy(freer, now)) {
+        ret = release_lazily(freer, addr, len, now);
     } else {
-        freer->stats.eager += len / KSM_PAGE_SIZE;
+        ret = prim.advise(addr, len, MADV_DONTNEED);
+        freer->stats.eager += ret == 0 ? len / KSM_PAGE_SIZE : 0;
     }
-    return 0;
+    return ret;
+}
+
+void freer_remember(KsmFreer *freer, void *addr, size_t len)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+
+    remember(freer, (uintptr_t)addr, (uintptr_t)addr + len,
+             (int64_t)prim.now_ns());
 }
 
 void ksm_freer_forget(KsmFreer *freer, void *addr, size_t len)
 {
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
-    char *start = addr, *end = start + len;
+    uintptr_t start = (uintptr_t)addr, end = start + len;
     GList *next;
 
     for (GList *link = freer->ranges.head; link; link = next) {
         Range *range = link->data;
 
         next = link->next;
-        if (range->addr < end && start < range->addr + range->len) {
+        if (range->start < end && start < range->end) {
             /* what is forgotten is merely left to the kernel's reclaim */
-            g_queue_delete_link(&freer->ranges, link);
-            g_free(range);
+            drop(freer, link);
         }
     }
 }
 
-/*
- * Gives the small pages of the beginning of a range back, at most GIVE_BACK
- * bytes of it, and tells how many pages those were.
- */
-static size_t give_back(KsmFreer *freer, Range *range)
+int64_t freer_due(KsmFreer *freer, void **addr, size_t *len)
 {
-    PmRange found[64];
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    Range *range = g_queue_peek_head(&freer->ranges);
+    int64_t now = (int64_t)prim.now_ns(), wait;
+
+    if (!range) {
+        return -1;
+    }
+    wait = range->freed_ns + freer->decay_ns - now;
+    if (wait > 0 && !(under_pressure(freer, now) &&
+                      range->freed_ns < freer->pressure_since_ns)) {
+        return MIN(wait, KSM_FREER_STEP_NS);
+    }
+    *addr = (void *)range->start;
+    *len = range->end - range->start;
+    drop(freer, freer->ranges.head);
+    return 0;
+}
+
+void freer_give_back(KsmFreer *freer, void *addr, size_t len)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    PmRange found[KSM_CHUNK_SIZE / KSM_PAGE_SIZE];
     PmScan scan = {
         .fd = freer->pagemap,
-        .start = (uintptr_t)range->addr,
-        .end = (uintptr_t)range->addr + MIN(range->len, GIVE_BACK),
+        .start = (uintptr_t)addr,
+        .end = (uintptr_t)addr + len,
         .all = PM_PRESENT,
         .tell = PM_HUGE,
         .vec = found,
         .vec_len = G_N_ELEMENTS(found),
     };
-    ssize_t n = freer->pagemap < 0 ? -EBADF : prim.pagemap(&scan);
-    size_t pages = 0;
+    ssize_t n = freer->pagemap < 0 || !freer->gives_back ? 0
+              : prim.pagemap(&scan);
 
     for (ssize_t i = 0; i < n; i++) {
-        size_t len = found[i].end - found[i].start;
+        size_t size = found[i].end - found[i].start;
 
         if (!(found[i].kinds & PM_HUGE) &&
-            prim.advise((void *)(uintptr_t)found[i].start, len,
+            prim.advise((void *)(uintptr_t)found[i].start, size,
                         MADV_PAGEOUT) == 0) {
-            pages += len / KSM_PAGE_SIZE;
+            freer->stats.decayed += size / KSM_PAGE_SIZE;
         }
     }
-    if (n < 0 || scan.walk_end <= scan.start) {
-        scan.walk_end = (uintptr_t)range->addr + range->len;
-    }
-    range->len -= scan.walk_end - (uintptr_t)range->addr;
-    range->addr = (char *)scan.walk_end;
-    return pages;
 }
 
 int64_t ksm_freer_step(KsmFreer *freer)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
-    Range *range = g_queue_peek_head(&freer->ranges);
-    int64_t due;
+    void *addr;
+    size_t len;
+    int64_t wait = freer_due(freer, &addr, &len);
 
-    if (!range) {
-        return -1;
+    if (wait == 0) {
+        freer_give_back(freer, addr, len);
     }
-    due = range->freed_ns + freer->decay_ns - (int64_t)prim.now_ns();
-    if (due > 0) {
-        return due;
-    }
-    freer->stats.decayed += give_back(freer, range);
-    if (range->len == 0) {
-        g_free(g_queue_pop_head(&freer->ranges));
-    }
-    return 0;
+    return wait;
 }
 
 void ksm_freer_get_stats(KsmFreer *freer, KsmFreerStats *stats)
@@ -283,5 +338,6 @@ void ksm_freer_get_stats(KsmFreer *freer, KsmFreerStats *stats)
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
 
     *stats = freer->stats;
+    stats->released = stats->lazy + stats->eager;
     stats->pressure = under_pressure(freer, (int64_t)prim.now_ns());
 }

@@ -173,11 +173,6 @@ KsmPressure *ksm_pressure_new_at(const char *root)
     return pressure;
 }
 
-KsmPressure *ksm_pressure_new(void)
-{
-    return ksm_pressure_new_at("/");
-}
-
 void ksm_pressure_free(KsmPressure *pressure)
 {
     for (unsigned i = 0; i < pressure->n_sources; i++) {

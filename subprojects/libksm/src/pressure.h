@@ -15,9 +15,10 @@
 
 typedef struct KsmPressure KsmPressure;
 
-/* ksm_pressure_new: sources that do not exist here are left out. */
-KsmPressure *ksm_pressure_new(void);
-/* ... with the files of another root directory than /, for tests. */
+/*
+ * ksm_pressure_new_at: the files of root directory @root, which is not / in
+ * tests; sources that do not exist there are left out.
+ */
 KsmPressure *ksm_pressure_new_at(const char *root);
 void ksm_pressure_free(KsmPressure *pressure);
 

@@ -42,6 +42,7 @@ typedef enum PageState {
 } PageState;
 
 #define PAGE_STATE_MASK 0x0fu
+#define PAGE_BLIND      0x20u   /* FREED: it may have been written since */
 #define PAGE_INDEXED    0x40u   /* stands in the index */
 #define PAGE_WRITTEN    0x80u   /* written since dirty was asked before */
 
@@ -51,6 +52,7 @@ typedef enum PageState {
 #define CHUNK_QUEUED    0x08u   /* in the queue of ripe chunks */
 #define CHUNK_HUGE      0x10u   /* a huge page when last seen */
 #define CHUNK_SEEN      0x20u   /* scanned at least once */
+#define CHUNK_BLIND     0x40u   /* there may be pages with PAGE_BLIND */
 
 typedef struct KsmChunk {
     uint16_t fresh;     /* pages that are NEW */
@@ -102,7 +104,6 @@ struct KsmRegion {
     uint64_t count[PAGE_STATES];
     uint64_t n_written;     /* pages NEW and PAGE_WRITTEN */
     uint64_t runs;
-    uint64_t hinted_at;     /* ns; of the oldest lazy hint not yet settled */
     /* counts since added; added to the engine's totals */
     uint64_t merged, cow_broken, free_hinted, pinned, busy, verify_failed;
 };
@@ -136,7 +137,7 @@ static inline bool page_is_mapped(const KsmRegion *r, size_t page)
 }
 
 /*
- * Changes the state; clears PAGE_INDEXED and PAGE_WRITTEN.  Leaving MERGED
+ * Changes the state; clears PAGE_BLIND, PAGE_INDEXED and PAGE_WRITTEN.  Leaving MERGED
  * or the index properly is the caller's business (region_leave).
  */
 void page_set(KsmRegion *r, size_t page, PageState state);

@@ -22,8 +22,6 @@
 #define PASS_MIN_NS     UINT64_C(2000000000)
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
 #define RESTORE_MIN     64u     /* broken pages of a chunk worth restoring */
-/* Without a source, freed pages are looked at again after so many passes. */
-#define FREED_PASSES    16u
 
 /* Passes to skip after the n-th time without a match. */
 static unsigned skip_passes(unsigned age)
@@ -143,7 +141,7 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
     case PAGE_FREED:
         page_chunk(r, page)->lazy += there;
         if (there && r->dirty == KSM_DIRTY_CHECKSUM &&
-            e->scan.pass % FREED_PASSES == 0) {
+            !(r->state[page] & PAGE_BLIND)) {
             page_set(r, page, PAGE_NEW);
             page_mark(r, page, true);
         }
@@ -493,7 +491,6 @@ static void pass_start(KsmEngine *e)
             dirty_pause(r);
         } else {
             dirty_resume(r);
-            discard_settle(r);
         }
     }
     s->phase = PHASE_SYNC;
@@ -599,6 +596,9 @@ bool scan_step(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
 
+    if (discard_settle(e)) {
+        return true;
+    }
     if (s->n_ripe) {
         ripe_merge(e);
         return true;

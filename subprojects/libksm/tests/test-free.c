@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "libksm-free.h"
+#include "free.h"
 #include "pressure.h"
 #include "prim.h"
 
@@ -130,8 +130,35 @@ static void test_forget(void)
     char *memory = make_memory();
 
     g_assert(ksm_freer_release(freer, memory, LEN) == 0);
-    ksm_freer_forget(freer, memory + LEN - KSM_PAGE_SIZE, KSM_PAGE_SIZE);
+    ksm_freer_forget(freer, memory, LEN);
     g_assert(ksm_freer_step(freer) == -1);
+    munmap(memory, LEN);
+    ksm_freer_free(freer);
+}
+
+/* However often memory is released, it is remembered once. */
+static void test_often(void)
+{
+    KsmFreer *freer = ksm_freer_new(KSM_FREE_LAZY);
+    char *memory = make_memory();
+    char *chunk = (char *)(((uintptr_t)memory / KSM_CHUNK_SIZE + 1) *
+                           KSM_CHUNK_SIZE);
+    void *addr;
+    size_t len;
+
+    freer_remember_all(freer);
+    for (unsigned i = 0; i < 3; i++) {
+        g_assert(ksm_freer_release(freer, chunk, 2 * KSM_PAGE_SIZE) == 0);
+        g_assert(ksm_freer_release(freer, chunk - 2 * KSM_PAGE_SIZE,
+                                   3 * KSM_PAGE_SIZE) == 0);
+    }
+    g_assert(freer_due(freer, &addr, &len) == KSM_FREER_STEP_NS);
+    ksm_freer_set_decay(freer, 0);
+    g_assert(freer_due(freer, &addr, &len) == 0);
+    g_assert(addr == chunk && len == 2 * KSM_PAGE_SIZE);
+    g_assert(freer_due(freer, &addr, &len) == 0);
+    g_assert(addr == chunk - 2 * KSM_PAGE_SIZE && len == 2 * KSM_PAGE_SIZE);
+    g_assert(freer_due(freer, &addr, &len) == -1);
     munmap(memory, LEN);
     ksm_freer_free(freer);
 }
@@ -243,6 +270,54 @@ static void test_cgroups(FakeRoot *root, gconstpointer data)
     ksm_pressure_free(pressure);
 }
 
+static uint64_t fake_now;
+
+static uint64_t fake_now_ns(void)
+{
+    return fake_now;
+}
+
+/*
+ * While memory is short what is released is dropped, and what was lazily free
+ * before is due at once; afterwards all is as before.
+ */
+static void test_short(FakeRoot *root, gconstpointer data)
+{
+    char *memory = make_memory();
+    KsmFreer *freer;
+    KsmFreerStats stats;
+    void *addr;
+    size_t len;
+
+    fake_write(root, "proc/pressure/memory", PSI("0"));
+    prim.now_ns = fake_now_ns;
+    fake_now = 100 * SECOND;
+    freer = freer_new_at(KSM_FREE_AUTO, root->dir);
+    freer_remember_all(freer);
+    fake_now += SECOND;
+    g_assert(ksm_freer_release(freer, memory, KSM_PAGE_SIZE) == 0);
+    g_assert(freer_due(freer, &addr, &len) == KSM_FREER_STEP_NS);
+    fake_write(root, "proc/pressure/memory", PSI("900000"));
+    fake_now += SECOND;
+    g_assert(ksm_freer_release(freer, memory + LEN - KSM_PAGE_SIZE,
+                               KSM_PAGE_SIZE) == 0);
+    g_assert(memory[LEN - KSM_PAGE_SIZE] == 0);
+    g_assert(freer_due(freer, &addr, &len) == 0);
+    g_assert(addr == memory);
+    g_assert(freer_due(freer, &addr, &len) == -1);
+    /* put back, it has to wait */
+    freer_remember(freer, memory, KSM_PAGE_SIZE);
+    fake_now += SECOND;
+    g_assert(freer_due(freer, &addr, &len) == KSM_FREER_STEP_NS);
+    fake_now += KSM_FREER_PRESSURE_NS;
+    g_assert(freer_is_lazy(freer));
+    ksm_freer_get_stats(freer, &stats);
+    g_assert(stats.lazy == 1 && stats.eager == 1 && stats.released == 2);
+    prim.now_ns = prim_real.now_ns;
+    munmap(memory, LEN);
+    ksm_freer_free(freer);
+}
+
 static void test_no_sources(FakeRoot *root, gconstpointer data)
 {
     KsmPressure *pressure = ksm_pressure_new_at(root->dir);
@@ -258,11 +333,14 @@ int main(int argc, char **argv)
     g_test_add_func("/free/eager", test_eager);
     g_test_add_func("/free/decay", test_decay);
     g_test_add_func("/free/forget", test_forget);
+    g_test_add_func("/free/often", test_often);
     g_test_add_func("/free/shared", test_shared);
     g_test_add_func("/free/error", test_error);
     g_test_add("/pressure/psi", FakeRoot, NULL, fake_make, test_psi,
                fake_remove);
     g_test_add("/pressure/cgroups", FakeRoot, NULL, fake_make, test_cgroups,
+               fake_remove);
+    g_test_add("/free/short", FakeRoot, NULL, fake_make, test_short,
                fake_remove);
     g_test_add("/pressure/no-sources", FakeRoot, NULL, fake_make,
                test_no_sources, fake_remove);

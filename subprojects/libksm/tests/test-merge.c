@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "region.h"
+#include "engine.h"
 #include "util.h"
 
 /* Two areas with equal content, merged. */
@@ -255,6 +255,26 @@ static void test_discard(void)
     pair_end(&p);
 }
 
+/* Pages of the range that cost a fault when they are written. */
+static size_t protected_pages(KsmEngine *e, const Mem *m, size_t n)
+{
+    PmRange found[64];
+    PmScan scan = {
+        .fd = e->pagemap,
+        .start = (uintptr_t)m->addr,
+        .end = (uintptr_t)m->addr + n * PAGE,
+        .all = PM_PRESENT | PM_WRITTEN,
+        .vec = found,
+        .vec_len = G_N_ELEMENTS(found),
+    };
+    ssize_t got = prim.pagemap(&scan);
+
+    for (ssize_t i = 0; i < got; i++) {
+        n -= (found[i].end - found[i].start) / PAGE;
+    }
+    return n;
+}
+
 static void test_hint(void)
 {
     Pair p;
@@ -265,6 +285,7 @@ static void test_hint(void)
     }
     mem_fill_run(p.a, 0, 512, 90001, 1);
     util_passes(p.e, 4);
+    mem_fill_run(p.a, 0, 512, 90001, 1);
     g_assert(ksm_free_hint(p.ra, 0, 512 * PAGE) == 0);
     s = util_stats(p.e);
     g_assert(s.free_hinted == 512);
@@ -272,7 +293,12 @@ static void test_hint(void)
     util_passes(p.e, 5);
     /* freed pages are not hashed again until they are written */
     g_assert(util_stats(p.e).pages_scanned == s.pages_scanned);
+    /* nor does the writer pay for our noticing that: small pages */
+    g_assert(protected_pages(p.e, p.a, 512) == 0);
     mem_fill_run(p.a, 0, 100, 1, 1);
+    util_passes(p.e, 6);
+    g_assert(util_stats(p.e).pages_scanned == s.pages_scanned);
+    ksm_freer_set_decay(p.e->freer, 0);
     util_passes(p.e, 6);
     g_assert(util_stats(p.e).pages_scanned >= s.pages_scanned + 100);
     g_assert(util_stats(p.e).pages_sharing >= 512 + 100);

@@ -29,7 +29,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "libksm.h"
+#include "engine.h"
 #include "prim.h"
 
 #define PAGE KSM_PAGE_SIZE
@@ -40,6 +40,7 @@
 #define DICTIONARY 96       /* page contents that occur again and again */
 #define MAX_RANGE 600       /* pages of one operation: over a chunk */
 #define WINDOW 1024         /* pages a writer keeps to for a while */
+#define DECAY_NS UINT64_C(200000000)
 
 typedef enum Op {
     OP_READ, OP_WRITE, OP_FILL, OP_COPY, OP_DISCARD, OP_FREE, OP_UNMERGE,
@@ -889,6 +890,8 @@ static void make_engines(void)
             printf("1..0 # SKIP %s\n", error->message);
             exit(77);
         }
+        /* what is free is given back while it is being written again */
+        ksm_freer_set_decay(T.engines[i]->freer, DECAY_NS);
     }
 }
 
