@@ -116,7 +116,7 @@ static void check(const Thread *t)
  */
 static size_t choose_block(const Process *p, uint64_t *seed)
 {
-    double at = (bench_random(seed) >> 11) * 0x1p-53;
+    double at = (double)(bench_random(seed) >> 11) / (UINT64_C(1) << 53);
 
     if (!p->uniform) {
         at *= at;

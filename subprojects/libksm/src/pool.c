@@ -58,7 +58,8 @@ int pool_init(KsmPool *p, unsigned max_sharing)
         return -ENOMEM;
     }
     prim.advise(p->canary, PAGE_BYTES, MADV_NOHUGEPAGE);
-    *(volatile char *)p->canary = 1;
+    /* if this fails, children are taken to live */
+    prim.advise(p->canary, PAGE_BYTES, MADV_POPULATE_WRITE);
     p->keep_all = shmem_is_huge();
     p->fd = prim.memfd("libksm-pool");
     if (p->fd < 0) {

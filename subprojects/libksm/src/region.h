@@ -137,8 +137,9 @@ static inline bool page_is_mapped(const KsmRegion *r, size_t page)
 }
 
 /*
- * Changes the state; clears PAGE_BLIND, PAGE_INDEXED and PAGE_WRITTEN.  Leaving MERGED
- * or the index properly is the caller's business (region_leave).
+ * Changes the state; clears PAGE_BLIND, PAGE_INDEXED and PAGE_WRITTEN.
+ * Leaving MERGED or the index properly is the caller's business
+ * (region_leave).
  */
 void page_set(KsmRegion *r, size_t page, PageState state);
 
