@@ -102,7 +102,7 @@ def fork(m: Metrics) -> plt.Figure:
 def stall(m: Metrics) -> plt.Figure:
     rows = [f"{kind}_{n}" for kind in ("small", "huge") for n in (1, 2, 4)]
     figure = _bars(
-        "stall: isolation until wake, by pages and writer threads",
+        "stall: a write to memory that is being merged, by pages and threads",
         "us",
         rows,
         {

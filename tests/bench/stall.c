@@ -224,12 +224,12 @@ static void report_writers(const Load *l, const double *seconds)
     }
     bench_metric("write_throughput_ratio", writes[1] / seconds[1] /
                                            (writes[0] / seconds[0]));
-    bench_metric("write_off_p50_ns", percentile(&sum[0], 0.5));
-    bench_metric("write_off_p99_ns", percentile(&sum[0], 0.99));
-    bench_metric("write_off_max_ns", sum[0].max);
-    bench_metric("write_p50_ns", percentile(&sum[1], 0.5));
-    bench_metric("write_p99_ns", percentile(&sum[1], 0.99));
-    bench_metric("write_max_ns", sum[1].max);
+    bench_metric("stall_off_p50_ns", percentile(&sum[0], 0.5));
+    bench_metric("stall_off_p99_ns", percentile(&sum[0], 0.99));
+    bench_metric("stall_off_max_ns", sum[0].max);
+    bench_metric("stall_p50_ns", percentile(&sum[1], 0.5));
+    bench_metric("stall_p99_ns", percentile(&sum[1], 0.99));
+    bench_metric("stall_max_ns", sum[1].max);
 }
 
 /* Pages that merging can save when nobody writes. */
@@ -263,10 +263,10 @@ static void run_engine(Load *l, const Bench *b)
     bench_metric("reached", reached);
     bench_metric("saved_share",
                  (double)stats.pages_sharing / achievable(l));
-    bench_metric("stall_count", stats.stall_count);
-    bench_metric("stall_p50_ns", stats.stall_p50);
-    bench_metric("stall_p99_ns", stats.stall_p99);
-    bench_metric("stall_max_ns", stats.stall_max);
+    bench_metric("isolation_count", stats.stall_count);
+    bench_metric("isolation_p50_ns", stats.stall_p50);
+    bench_metric("isolation_p99_ns", stats.stall_p99);
+    bench_metric("isolation_max_ns", stats.stall_max);
     bench_metric("huge_split", stats.huge_split);
     for (int i = 0; !reached && i < KSM_REASON_MAX; i++) {
         if (stats.reasons[i]) {
