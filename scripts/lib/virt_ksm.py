@@ -180,7 +180,7 @@ def warnings_for(root: Element, method: str) -> list[str]:
 
 def host_warnings(tunables: dict[str, Any]) -> list[str]:
     """For a domain on this host: will the kernel do its part?"""
-    if tunables.get("scope", "host") != "host":
+    if tunables["scope"] not in (None, "host"):
         if not os.path.exists("/dev/userfaultfd"):
             return ["scopes other than host need /dev/userfaultfd, which is absent"]
         return []

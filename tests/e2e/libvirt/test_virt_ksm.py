@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import ksmsys
 import lv_host
 import pytest
 from lv_guest import QEMU, TOP, Guest
@@ -102,6 +103,18 @@ def test_dry_run_changes_nothing(host: Daemon, tmp_path: Path) -> None:
         assert "nothing was changed" in out
         assert not (tmp_path / "wrapper").exists()
     assert host.virsh("dumpxml", "--inactive", "d") == before
+
+
+def test_says_that_ksmd_does_not_run(
+    host: Daemon, tmp_path: Path, knobs: ksmsys.KsmKnobs
+) -> None:
+    """Unless somebody else merges."""
+    define(host, tmp_path, Guest("d", tmp_path / "serial"))
+    warning = "warning: ksmd does not run"
+    assert warning in virt_ksm(host, "enable", "d", "--dry-run")
+    assert warning not in virt_ksm(host, "enable", "d", "--dry-run", "--scope", "vm")
+    knobs.set(run=1)
+    assert warning not in virt_ksm(host, "enable", "d", "--dry-run")
 
 
 def test_size_is_kept_consistent(host: Daemon, tmp_path: Path) -> None:
