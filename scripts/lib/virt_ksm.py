@@ -484,6 +484,8 @@ def describe(root: Element) -> list[str]:
         ours = f"./q:commandline/q:arg[contains(@value, '{BACKEND}')]"
         if root.xpath(ours, namespaces={"q": QEMU}):
             return ["configured: by hand (<qemu:commandline>)"]
+        if os.path.lexists(f"{root.findtext('devices/emulator')}.real"):
+            return ["configured: by hand (the emulator wrapper)"]
         return ["configured: no"]
     method = note.method if note else "native, by hand"
     lines = [f"configured: yes ({method})"]

@@ -161,6 +161,11 @@ def test_wrapper_for_numa_and_dimms(host: Daemon, tmp_path: Path) -> None:
     host.virsh("destroy", "d")
     virt_ksm(host, "disable", "d")
     assert host.virsh("dumpxml", "--inactive", "d") == before
+    # and the same emulator, named by hand
+    guest.emulator = directory / QEMU.name
+    host.undefine_all()
+    define(host, tmp_path, guest)
+    assert "by hand (the emulator wrapper)" in virt_ksm(host, "status", "d")
 
 
 def test_another_emulator_and_back(host: Daemon, tmp_path: Path) -> None:
