@@ -180,7 +180,7 @@ def warnings_for(root: Element, method: str) -> list[str]:
 
 def host_warnings(tunables: dict[str, Any]) -> list[str]:
     """For a domain on this host: will the kernel do its part?"""
-    if tunables.get("scope", "host") != "host":
+    if tunables["scope"] not in (None, "host"):
         if not os.path.exists("/dev/userfaultfd"):
             return ["scopes other than host need /dev/userfaultfd, which is absent"]
         return []
@@ -484,6 +484,8 @@ def describe(root: Element) -> list[str]:
         ours = f"./q:commandline/q:arg[contains(@value, '{BACKEND}')]"
         if root.xpath(ours, namespaces={"q": QEMU}):
             return ["configured: by hand (<qemu:commandline>)"]
+        if os.path.lexists(f"{root.findtext('devices/emulator')}.real"):
+            return ["configured: by hand (the emulator wrapper)"]
         return ["configured: no"]
     method = note.method if note else "native, by hand"
     lines = [f"configured: yes ({method})"]

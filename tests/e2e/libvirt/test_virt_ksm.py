@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import ksmsys
 import lv_host
 import pytest
 from lv_guest import QEMU, TOP, Guest
@@ -104,6 +105,18 @@ def test_dry_run_changes_nothing(host: Daemon, tmp_path: Path) -> None:
     assert host.virsh("dumpxml", "--inactive", "d") == before
 
 
+def test_says_that_ksmd_does_not_run(
+    host: Daemon, tmp_path: Path, knobs: ksmsys.KsmKnobs
+) -> None:
+    """Unless somebody else merges."""
+    define(host, tmp_path, Guest("d", tmp_path / "serial"))
+    warning = "warning: ksmd does not run"
+    assert warning in virt_ksm(host, "enable", "d", "--dry-run")
+    assert warning not in virt_ksm(host, "enable", "d", "--dry-run", "--scope", "vm")
+    knobs.set(run=1)
+    assert warning not in virt_ksm(host, "enable", "d", "--dry-run")
+
+
 def test_size_is_kept_consistent(host: Daemon, tmp_path: Path) -> None:
     guest = Guest("d", tmp_path / "serial")
     define(host, tmp_path, guest)
@@ -148,6 +161,11 @@ def test_wrapper_for_numa_and_dimms(host: Daemon, tmp_path: Path) -> None:
     host.virsh("destroy", "d")
     virt_ksm(host, "disable", "d")
     assert host.virsh("dumpxml", "--inactive", "d") == before
+    # and the same emulator, named by hand
+    guest.emulator = directory / QEMU.name
+    host.undefine_all()
+    define(host, tmp_path, guest)
+    assert "by hand (the emulator wrapper)" in virt_ksm(host, "status", "d")
 
 
 def test_another_emulator_and_back(host: Daemon, tmp_path: Path) -> None:
