@@ -16,8 +16,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#define TRIES 1200
 #define TRY_US 50000
+#define TRIES (WAIT_S * G_USEC_PER_SEC / TRY_US)
 
 /* --- virtio-mem --- */
 
@@ -411,7 +411,7 @@ static void test_resume(void)
                              "'arguments': {'max-bandwidth': 4096}}");
     qtest_qmp_assert_success(qts, "{'execute': 'migrate', 'arguments': "
                              "{'uri': 'exec:cat >/dev/null'}}");
-    reason_wait(qts, "inhibited", "migration");
+    inhibited_wait(qts, "migration");
     for (int i = 0; i < TRIES && meant.wait < 6; i++) {
         g_usleep(TRY_US);
         meant = rest_read(log);

@@ -12,8 +12,6 @@
 #include "standard-headers/linux/virtio_blk.h"
 #include "standard-headers/linux/virtio_ring.h"
 
-#define WAIT_S 120
-
 bool can_run(void)
 {
     g_autoptr(KsmRun) run = ksm_run("-object " BACKEND ",id=r,size=4M", NULL);
@@ -111,6 +109,11 @@ void reason_wait(QTestState *qts, const char *kind, const char *part)
     g_error("no reason of the kind %s has the text: %s", kind, part);
 }
 
+void inhibited_wait(QTestState *qts, const char *part)
+{
+    reason_wait(qts, "inhibited", part);
+}
+
 uint8_t *random_copy(uint32_t seed)
 {
     g_autoptr(GRand) random = g_rand_new_with_seed(seed);
@@ -128,7 +131,12 @@ void assert_memory(QTestState *qts, uint64_t addr, const void *data,
     g_autofree uint8_t *now = g_malloc(size);
 
     qtest_bufread(qts, addr, now, size);
-    g_assert_true(memcmp(now, data, size) == 0);
+    for (size_t i = 0; i < size; i++) {
+        if (now[i] != ((const uint8_t *)data)[i]) {
+            g_error("0x%" PRIx64 ": 0x%x instead of 0x%x", addr + i, now[i],
+                    ((const uint8_t *)data)[i]);
+        }
+    }
 }
 
 void copies_write(QTestState *qts, const uint8_t *data)

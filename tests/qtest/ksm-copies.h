@@ -25,6 +25,9 @@
 #define SECOND (32 * MIB)
 #define COPY (4 * MIB)
 
+/* Patience with any machine; a test that gets there has failed. */
+#define WAIT_S 120
+
 /* False, and the test is skipped, where scope=vm cannot be used. */
 bool can_run(void);
 
@@ -50,6 +53,7 @@ bool state_is(QTestState *qts, const char *id, const char *state);
 /* ram0 has a reason of that kind with that in its text. */
 bool has_reason(QTestState *qts, const char *kind, const char *part);
 void reason_wait(QTestState *qts, const char *kind, const char *part);
+void inhibited_wait(QTestState *qts, const char *part);
 
 /* Content of a copy, no page like another; g_free() it. */
 uint8_t *random_copy(uint32_t seed);

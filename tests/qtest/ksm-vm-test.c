@@ -373,7 +373,7 @@ static void test_migrate(void)
                              "'arguments': {'max-bandwidth': 65536}}");
     qtest_qmp_assert_success(from, "{'execute': 'migrate', 'arguments': "
                              "{'uri': %s}}", uri);
-    reason_wait(from, "inhibited", "migration");
+    inhibited_wait(from, "migration");
     g_assert_true(state_is(from, "ram0", "inhibited"));
     copies_assert(from, data);
     qtest_qmp_assert_success(from, "{'execute': 'migrate-set-parameters', "
@@ -416,7 +416,7 @@ static void test_migrate_cancel(void)
                              "'arguments': {'max-bandwidth': 4096}}");
     qtest_qmp_assert_success(qts, "{'execute': 'migrate', 'arguments': "
                              "{'uri': %s}}", uri);
-    reason_wait(qts, "inhibited", "migration");
+    inhibited_wait(qts, "migration");
     copies_put(qts, data);
     qtest_qmp_assert_success(qts, "{'execute': 'migrate_cancel'}");
     migrate_wait(qts, "cancelled");

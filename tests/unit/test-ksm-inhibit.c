@@ -76,14 +76,11 @@ static void assert_inhibited(const char *part)
     g_assert_nonnull(reason);
     g_assert_nonnull(strstr(reason, part));
     nothing();
-    g_assert_null(ksm_inhibited());
 }
 
 static void test_reasons(void)
 {
     nothing();
-    g_assert_null(ksm_inhibited());
-
     now.discards_disabled = true;
     assert_inhibited("discarding RAM is disabled");
     now.incoming_postcopy = true;
@@ -111,7 +108,7 @@ static void test_bypass(void)
     ksm_guests_bypass_begin();
     ksm_guests_bypass_end();
     g_assert_true(ksm_bypassed());
-    g_assert_nonnull(strstr(ksm_inhibited(), "vhost-scsi"));
+    assert_inhibited("vhost-scsi");
     ksm_guests_bypass_end();
     g_assert_false(ksm_bypassed());
     g_assert_null(ksm_inhibited());

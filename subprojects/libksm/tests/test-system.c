@@ -403,7 +403,8 @@ static bool direct_io_arrives(bool with_op)
     pthread_join(r.thread, NULL);
     __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
     g_assert(r.got == PAGE);
-    arrived = r.to[0] == (char)SLOW_FILE_BYTE && !memcmp(r.to, r.to + 1, PAGE - 1);
+    arrived = r.to[0] == (char)SLOW_FILE_BYTE &&
+              !memcmp(r.to, r.to + 1, PAGE - 1);
     if (!arrived) {
         /* lost means: as before; never anything else */
         g_assert(page_is(r.to, 100));
