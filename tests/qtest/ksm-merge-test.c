@@ -17,6 +17,8 @@
 #include "ksm-helpers.h"
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #define MIB (1u << 20)
@@ -125,6 +127,19 @@ static void wait_stat(QTestState *qts, const char *name, int64_t least)
     }
     g_test_message("%s stays at %" PRId64 ", not %" PRId64, name, value,
                    least);
+    g_assert_not_reached();
+}
+
+static void wait_reason(QTestState *qts, const char *kind, const char *text)
+{
+    for (int i = 0; i < PATIENCE_S * 20; i++) {
+        if (has_reason(qts, "ram0", kind, text)) {
+            return;
+        }
+        g_usleep(50 * 1000);
+    }
+    g_test_message("no reason %s with the text '%s': %s", kind, text,
+                   qtest_hmp(qts, "info ksm"));
     g_assert_not_reached();
 }
 
@@ -406,13 +421,50 @@ static void test_dump(void)
     unlink(path);
 }
 
+/* What the kernel refuses, and what is then said of it. */
+typedef struct Fault {
+    const char *name;
+    KsmFault call;
+    const char *kind;       /* of a reason; NULL: none for this */
+    const char *text;       /* part of its text */
+} Fault;
+
+/* Before the guest runs: there is no object, and it is said why. */
+static const Fault faults_at_start[] = {
+    { "denied", { SYS_ioctl, 1, (uint32_t)UFFDIO_API, EPERM },
+      NULL, "userfaultfd is not permitted" },
+    { "old-kernel", { SYS_ioctl, 1, (uint32_t)UFFDIO_API, EINVAL },
+      NULL, "UFFDIO_MOVE (Linux 6.8)" },
+    { "no-userfaultfd", { SYS_userfaultfd, KSM_FAULT_ANY, 0, ENOSYS },
+      NULL, "lacks userfaultfd" },
+    { "files", { SYS_userfaultfd, KSM_FAULT_ANY, 0, EMFILE },
+      NULL, "Too many open files" },
+};
+
+/* The guest runs, and nothing of it is merged. */
+static const Fault faults_running[] = {
+    { "move", { SYS_ioctl, 1, (uint32_t)UFFDIO_MOVE, EINVAL }, NULL, NULL },
+    { "move-nomem", { SYS_ioctl, 1, (uint32_t)UFFDIO_MOVE, ENOMEM },
+      "no-memory", "no memory for merging" },
+    { "pinned", { SYS_ioctl, 1, (uint32_t)UFFDIO_MOVE, EBUSY },
+      "pinned", "pinned" },
+    { "mappings", { SYS_mmap, 3, MAP_PRIVATE | MAP_FIXED, ENOMEM },
+      "vma-limit", "vm.max_map_count" },
+    { "pool-files", { SYS_memfd_create, KSM_FAULT_ANY, 0, EMFILE },
+      "refused", "Too many open files" },
+    { "pool-full", { SYS_pwrite64, KSM_FAULT_ANY, 0, ENOSPC },
+      "no-memory", "no memory for merging" },
+    { "register", { SYS_ioctl, 1, (uint32_t)UFFDIO_REGISTER, ENOMEM },
+      "refused", "staging area" },
+};
+
 /*
  * The kernel refuses something while the guest runs: it runs on, its memory
- * is what it was, and nothing of it is merged.
+ * is what it was, nothing of it is merged, and the reasons say why.
  */
 static void test_fault_running(const void *opaque)
 {
-    const KsmFault *fault = opaque;
+    const Fault *fault = opaque;
     g_autofree uint8_t *area = NULL;
     QTestState *qts;
     int64_t scans;
@@ -420,18 +472,18 @@ static void test_fault_running(const void *opaque)
     if (skip()) {
         return;
     }
-    qts = ksm_init_fault(fault, MACHINE("scope=vm"));
+    qts = ksm_init_fault(&fault->call, MACHINE("scope=vm"));
     area = area_new();
     area_write(qts, ORIGINAL, area);
     area_write(qts, COPY, area);
     scans = stat_get(qts, "ram0", "full-scans");
     if (scans >= 0) {
         wait_stat(qts, "full-scans", scans + 2);
-        g_assert_cmpint(stat_get(qts, "ram0", "pages-merged"), ==, 0);
-    } else {
-        /* there is no engine, and that is said */
-        g_assert_true(has_reason(qts, "ram0", "refused", ""));
     }
+    if (fault->kind) {
+        wait_reason(qts, fault->kind, fault->text);
+    }
+    g_assert_cmpint(stat_get(qts, "ram0", "pages-merged"), <=, 0);
     check_copies(qts, area);
     area[5 * PAGE] ^= 1;
     qtest_writeb(qts, COPY + 5 * PAGE, area[5 * PAGE]);
@@ -439,10 +491,11 @@ static void test_fault_running(const void *opaque)
     qtest_quit(qts);
 }
 
-/* Rights are missing from the start: refused, with what to do about it. */
-static void test_fault_denied(const void *opaque)
+/* Something is missing from the start: refused, with what to do about it. */
+static void test_fault_start(const void *opaque)
 {
-    g_autofree char *prefix = ksm_fault_command(opaque);
+    const Fault *fault = opaque;
+    g_autofree char *prefix = ksm_fault_command(&fault->call);
     g_autofree char *binary = g_strdup(getenv("QTEST_QEMU_BINARY"));
     g_autoptr(KsmRun) run = NULL;
 
@@ -455,27 +508,60 @@ static void test_fault_denied(const void *opaque)
     g_test_message("%s", run->err);
     g_assert_cmpint(run->status, ==, 1);
     g_assert_nonnull(strstr(run->err, "scope=vm cannot be used"));
-    g_assert_nonnull(strstr(run->err, "userfaultfd"));
+    g_assert_nonnull(strstr(run->err, fault->text));
+}
+
+static bool has_file(QTestState *qts, int fd)
+{
+    g_autofree char *path = g_strdup_printf("/proc/%d/fd/%d", qtest_pid(qts),
+                                            fd);
+
+    return g_file_test(path, G_FILE_TEST_IS_SYMLINK);
+}
+
+/*
+ * QEMU has as many files open as it may when the guest begins to run, and
+ * later it has not.
+ */
+static void test_fault_files(void)
+{
+    g_autofree uint8_t *area = NULL;
+    struct rlimit old, full = { };
+    QTestState *qts;
+
+    if (skip()) {
+        return;
+    }
+    qts = qtest_init(MACHINE("scope=vm") "-S");
+    g_assert_cmpint(prlimit(qtest_pid(qts), RLIMIT_NOFILE, NULL, &old), ==, 0);
+    full.rlim_max = old.rlim_max;
+    while (has_file(qts, full.rlim_cur)) {
+        full.rlim_cur++;
+    }
+    g_assert_cmpint(prlimit(qtest_pid(qts), RLIMIT_NOFILE, &full, NULL), ==,
+                    0);
+    qtest_qmp_assert_success(qts, "{'execute': 'cont'}");
+    wait_reason(qts, "refused", "/proc/self/smaps cannot be read");
+    g_assert_cmpint(prlimit(qtest_pid(qts), RLIMIT_NOFILE, &old, NULL), ==, 0);
+    area = merge_copies(qts);
+    check_copies(qts, area);
+    g_assert_false(has_reason(qts, "ram0", "refused", ""));
+    qtest_quit(qts);
+}
+
+static void add_faults(const char *when, const Fault *faults, int n,
+                       GTestDataFunc test)
+{
+    for (int i = 0; i < n; i++) {
+        g_autofree char *path = g_strdup_printf("ksm/fault/%s/%s", when,
+                                                faults[i].name);
+
+        qtest_add_data_func(path, &faults[i], test);
+    }
 }
 
 int main(int argc, char **argv)
 {
-    static const KsmFault move = {
-        .nr = SYS_ioctl, .arg = 1, .value = (uint32_t)UFFDIO_MOVE,
-        .err = EINVAL
-    };
-    static const KsmFault move_nomem = {
-        .nr = SYS_ioctl, .arg = 1, .value = (uint32_t)UFFDIO_MOVE,
-        .err = ENOMEM
-    };
-    static const KsmFault pool = {
-        .nr = SYS_memfd_create, .arg = KSM_FAULT_ANY, .err = EMFILE
-    };
-    static const KsmFault api = {
-        .nr = SYS_ioctl, .arg = 1, .value = (uint32_t)UFFDIO_API,
-        .err = EPERM
-    };
-
     if (argc > 1 && g_str_equal(argv[1], KSM_FAULT_OPTION)) {
         return ksm_fault_exec(argc, argv);
     }
@@ -490,11 +576,11 @@ int main(int argc, char **argv)
     qtest_add_func("ksm/merge/iothread", test_iothread);
     qtest_add_func("ksm/merge/dump", test_dump);
     qtest_add_func("ksm/merge/reset", test_reset);
-    qtest_add_data_func("ksm/fault/move", &move, test_fault_running);
-    qtest_add_data_func("ksm/fault/move-nomem", &move_nomem,
-                        test_fault_running);
-    qtest_add_data_func("ksm/fault/pool", &pool, test_fault_running);
-    qtest_add_data_func("ksm/fault/denied", &api, test_fault_denied);
+    add_faults("start", faults_at_start, ARRAY_SIZE(faults_at_start),
+               test_fault_start);
+    add_faults("running", faults_running, ARRAY_SIZE(faults_running),
+               test_fault_running);
+    qtest_add_func("ksm/fault/open-files", test_fault_files);
     qtest_add_func("ksm/merge/quit", test_quit);
     return g_test_run();
 }

@@ -15,165 +15,9 @@
 #include "qobject/qdict.h"
 #include "qobject/qjson.h"
 #include "qobject/qlist.h"
-#include "ksm-helpers.h"
-#include "libqos/malloc-pc.h"
-#include "libqos/pci-pc.h"
-#include "libqos/virtio.h"
-#include "libqos/virtio-pci.h"
+#include "ksm-copies.h"
 #include "standard-headers/linux/virtio_balloon.h"
 #include "standard-headers/linux/virtio_blk.h"
-
-#define MIB (1u << 20)
-#define PAGE 4096u
-#define RAM_MIB 64
-#define BACKEND "memory-backend-ksm,scope=vm,max-cpu=100"
-#define RAM "-machine pc,memory-backend=ram0 -m 64M -nodefaults " \
-            "-object " BACKEND ",id=ram0,size=64M"
-
-/* Where the two copies are that the tests make; of this size. */
-#define FIRST (16 * MIB)
-#define SECOND (32 * MIB)
-#define COPY (4 * MIB)
-
-#define WAIT_S 120
-
-static bool can_run(void)
-{
-    g_autoptr(KsmRun) run = ksm_run("-object " BACKEND ",id=r,size=4M", NULL);
-
-    if (strstr(run->err, "cannot be used")) {
-        g_test_skip(run->err);
-        return false;
-    }
-    return true;
-}
-
-static uint64_t stat_get(QTestState *qts, const char *id, const char *name)
-{
-    QDict *stats = ksm_stats(qts);
-    uint64_t value = qdict_get_try_int(ksm_stats_backend(stats, id), name, 0);
-
-    qobject_unref(stats);
-    return value;
-}
-
-/*
- * Makes the engine begin a pass: an idle one rests for up to ten seconds,
- * and there is not always time for that.
- */
-static void engine_kick(QTestState *qts, const char *id)
-{
-    ksm_qom_set(qts, id, "max-cpu", "100");
-}
-
-static void stat_wait(QTestState *qts, const char *id, const char *name,
-                      uint64_t least)
-{
-    for (int i = 0; i < WAIT_S * 20; i++) {
-        if (stat_get(qts, id, name) >= least) {
-            return;
-        }
-        if (i % 10 == 9) {
-            engine_kick(qts, id);
-        }
-        g_usleep(50000);
-    }
-    g_test_message("%s", qtest_hmp(qts, "info ksm"));
-    g_error("%s of %s does not reach %" PRIu64, name, id, least);
-}
-
-/* So many passes begin and end. */
-static void passes_wait(QTestState *qts, const char *id, unsigned passes)
-{
-    for (; passes; passes--) {
-        uint64_t before = stat_get(qts, id, "full-scans");
-
-        /* the first may have been going on already */
-        engine_kick(qts, id);
-        stat_wait(qts, id, "full-scans", before + 2);
-    }
-}
-
-static bool state_is(QTestState *qts, const char *id, const char *state)
-{
-    QDict *stats = ksm_stats(qts);
-    bool is = g_str_equal(qdict_get_str(ksm_stats_backend(stats, id),
-                                        "state"), state);
-
-    qobject_unref(stats);
-    return is;
-}
-
-/* A reason of the kind "inhibited" (or another) with that in its text. */
-static bool has_reason(QTestState *qts, const char *kind, const char *part)
-{
-    QDict *stats = ksm_stats(qts);
-    const char *text = ksm_reason(ksm_stats_backend(stats, "ram0"), kind);
-    bool has = text && strstr(text, part);
-
-    qobject_unref(stats);
-    return has;
-}
-
-static void inhibited_wait(QTestState *qts, const char *part)
-{
-    for (int i = 0; i < WAIT_S * 20; i++) {
-        if (has_reason(qts, "inhibited", part)) {
-            return;
-        }
-        g_usleep(50000);
-    }
-    g_error("nothing says that merging is inhibited: %s", part);
-}
-
-static uint8_t *random_copy(uint32_t seed)
-{
-    g_autoptr(GRand) random = g_rand_new_with_seed(seed);
-    uint32_t *data = g_new(uint32_t, COPY / sizeof(*data));
-
-    for (size_t i = 0; i < COPY / sizeof(*data); i++) {
-        data[i] = g_rand_int(random);
-    }
-    return (uint8_t *)data;
-}
-
-static void assert_memory(QTestState *qts, uint64_t addr, const void *data,
-                          size_t size)
-{
-    g_autofree uint8_t *now = g_malloc(size);
-
-    qtest_bufread(qts, addr, now, size);
-    g_assert_true(memcmp(now, data, size) == 0);
-}
-
-static void copies_write(QTestState *qts, const uint8_t *data)
-{
-    qtest_bufwrite(qts, FIRST, data, COPY);
-    qtest_bufwrite(qts, SECOND, data, COPY);
-}
-
-/*
- * Nothing is merged before all is written: a few pages that come after the
- * rest of their chunk would not be worth merging by themselves.
- */
-static void copies_put(QTestState *qts, const uint8_t *data)
-{
-    ksm_qom_set(qts, "ram0", "run", "false");
-    copies_write(qts, data);
-    ksm_qom_set(qts, "ram0", "run", "true");
-}
-
-static void copies_assert(QTestState *qts, const uint8_t *data)
-{
-    assert_memory(qts, FIRST, data, COPY);
-    assert_memory(qts, SECOND, data, COPY);
-}
-
-/* All of both copies is merged; what is saved is one of them. */
-static void copies_wait(QTestState *qts)
-{
-    stat_wait(qts, "ram0", "pages-merged", 2 * COPY / PAGE);
-}
 
 static void test_merge(void)
 {
@@ -431,45 +275,6 @@ static void test_dimm(void)
 
 /* --- devices --- */
 
-typedef struct Device {
-    QPCIBus *bus;
-    QGuestAllocator alloc;
-    QVirtioPCIDevice *pci;
-    QVirtioDevice *dev;
-    QVirtQueue *queue;
-} Device;
-
-/* The virtio device in slot 4, and its first queue. */
-static void device_start(Device *d, QTestState *qts)
-{
-    QPCIAddress addr = { .devfn = QPCI_DEVFN(4, 0) };
-    uint64_t features;
-
-    pc_alloc_init(&d->alloc, qts, ALLOC_NO_FLAGS);
-    d->bus = qpci_new_pc(qts, NULL);
-    d->pci = virtio_pci_new(d->bus, &addr);
-    g_assert_nonnull(d->pci);
-    d->dev = &d->pci->vdev;
-    qvirtio_pci_device_enable(d->pci);
-    qvirtio_start_device(d->dev);
-    features = qvirtio_get_features(d->dev);
-    features &= ~(QVIRTIO_F_BAD_FEATURE | (1ull << VIRTIO_RING_F_EVENT_IDX) |
-                  (1ull << VIRTIO_RING_F_INDIRECT_DESC) |
-                  (1ull << VIRTIO_BLK_F_SCSI));
-    qvirtio_set_features(d->dev, features);
-    d->queue = qvirtqueue_setup(d->dev, &d->alloc, 0);
-    qvirtio_set_driver_ok(d->dev);
-}
-
-static void device_stop(Device *d)
-{
-    qvirtqueue_cleanup(d->dev->bus, d->queue, &d->alloc);
-    qvirtio_pci_device_disable(d->pci);
-    qos_object_destroy(&d->pci->obj);
-    qpci_free_pc(d->bus);
-    alloc_destroy(&d->alloc);
-}
-
 /* What the balloon takes is zeroes when it comes back, in any state. */
 static void test_discard(void)
 {
@@ -500,8 +305,7 @@ static void test_discard(void)
     qtest_bufwrite(qts, addr, pfns, sizeof(pfns));
     head = qvirtqueue_add(qts, d.queue, addr, sizeof(pfns), false, false);
     qvirtqueue_kick(qts, d.dev, d.queue, head);
-    qvirtio_wait_used_elem(qts, d.dev, d.queue, head, NULL,
-                           WAIT_S * 1000000);
+    device_wait(&d, qts, head);
     for (int i = 0; i < ARRAY_SIZE(pfns); i++) {
         memset(data + 2 * i * PAGE, 0, PAGE);
     }
@@ -541,8 +345,7 @@ static void test_busy(void)
     copies_write(qts, data);
     ksm_qom_set(qts, "ram0", "run", "true");
     stat_wait(qts, "ram0", "busy", 1);
-    qvirtio_wait_used_elem(qts, d.dev, d.queue, head, NULL,
-                           WAIT_S * 1000000);
+    device_wait(&d, qts, head);
     copies_assert(qts, data);
     /* then it is merged as any other */
     copies_wait(qts);
@@ -552,35 +355,6 @@ static void test_busy(void)
 }
 
 /* --- migration and snapshots --- */
-
-static char *temporary(void)
-{
-    char *path = NULL;
-    int fd = g_file_open_tmp("ksm-vm-test-XXXXXX", &path, NULL);
-
-    g_assert_cmpint(fd, >=, 0);
-    close(fd);
-    return path;
-}
-
-static void migrate_wait(QTestState *qts, const char *status)
-{
-    for (int i = 0; i < WAIT_S * 20; i++) {
-        QDict *info = qtest_qmp_assert_success_ref(
-            qts, "{'execute': 'query-migrate'}");
-        const char *now = qdict_get_try_str(info, "status");
-        bool done = now && g_str_equal(now, status);
-
-        g_assert_true(done || !now || strcmp(now, "failed"));
-        qobject_unref(info);
-        if (done) {
-            return;
-        }
-        g_usleep(50000);
-    }
-    g_test_message("%s", qtest_hmp(qts, "info migrate"));
-    g_error("migration does not get to %s", status);
-}
 
 static void test_migrate(void)
 {

@@ -147,8 +147,11 @@ static void not_moved(KsmEngine *e, Isolation *s, unsigned at, unsigned n,
     }
 }
 
-static PlanAct act_refused(int ret)
+static PlanAct act_refused(Isolation *s, int ret)
 {
+    if (ret == -ENOMEM) {
+        s->r->chunk[s->page / CHUNK_PAGES].reason = KSM_REASON_NO_MEMORY;
+    }
     return ret == -EBUSY || ret == -EAGAIN ? ACT_PINNED : ACT_STAY;
 }
 
@@ -179,18 +182,18 @@ static unsigned isolate_move(KsmEngine *e, Isolation *s)
             continue;
         } else if (s->huge && at == 0) {
             /* do not break a huge page around the one that is pinned */
-            not_moved(e, s, 0, s->n, act_refused(ret));
+            not_moved(e, s, 0, s->n, act_refused(s, ret));
             return 0;
         } else if (ret == -EINVAL && n > 1) {
             piece = n / 2;
         } else if (ret == -EBUSY || ret == -EAGAIN || ret == -EFAULT ||
                    ret == -EINVAL) {
-            not_moved(e, s, at++, 1, act_refused(ret));
+            not_moved(e, s, at++, 1, act_refused(s, ret));
             piece = s->n;
             tries = 0;
         } else {
             /* not about this page: do not try the others */
-            not_moved(e, s, at, s->n - at, ACT_STAY);
+            not_moved(e, s, at, s->n - at, act_refused(s, ret));
             break;
         }
     }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "engine.h"
+#include "prim.h"
 #include "util.h"
 
 /* Two areas with equal content, merged. */
@@ -77,6 +78,47 @@ static void test_merge(gconstpointer data)
     s = util_stats(p.e);
     g_assert(s.cow_broken == 100);
     g_assert(s.pages_sharing == 1024 - 100);
+    pair_end(&p);
+}
+
+/* Whose pages are written when all is decided, just before they are taken. */
+static Mem *late;
+
+static int late_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    Mem *m = late;
+
+    if (m && (char *)from >= m->addr &&
+        (char *)from < m->addr + m->pages * PAGE_BYTES) {
+        size_t page = ((char *)from - m->addr) / PAGE_BYTES;
+
+        late = NULL;
+        for (size_t i = 0; i < len / PAGE_BYTES; i += 5) {
+            mem_write(m, page + i, i, 0x5a);
+        }
+    }
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+/* A hash decides nothing: what has changed since is kept as it is. */
+static void test_verify(gconstpointer data)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, GPOINTER_TO_INT(data), NULL,
+                    MEM_SMALL)) {
+        return;
+    }
+    for (unsigned i = 100; i < 200; i++) {
+        mem_fill(p.b, i, 0);
+    }
+    late = p.b;
+    prim.uffd_move = late_move;
+    util_passes(p.e, 4);
+    prim.uffd_move = prim_real.uffd_move;
+    g_assert(!late);
+    mem_check(p.b);
+    g_assert(util_stats(p.e).verify_failed > 0);
     pair_end(&p);
 }
 
@@ -458,6 +500,10 @@ int main(int argc, char **argv)
                          test_merge);
     g_test_add_data_func("/merge/checksum",
                          GINT_TO_POINTER(KSM_DIRTY_CHECKSUM), test_merge);
+    g_test_add_data_func("/merge/verify/pagemap",
+                         GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_verify);
+    g_test_add_data_func("/merge/verify/checksum",
+                         GINT_TO_POINTER(KSM_DIRTY_CHECKSUM), test_verify);
     g_test_add_func("/merge/huge", test_huge);
     g_test_add_func("/merge/busy", test_busy);
     g_test_add_func("/merge/unmerge", test_unmerge);

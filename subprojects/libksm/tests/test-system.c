@@ -11,15 +11,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <linux/fuse.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -30,6 +27,7 @@
 
 #include "libksm.h"
 #include "prim.h"
+#include "slow-file.h"
 
 #define PAGE KSM_PAGE_SIZE
 #define CHUNK KSM_CHUNK_SIZE
@@ -360,170 +358,6 @@ static void test_plain_reference(void)
     g_assert(plain_reference(true, 4) == 0x77);
 }
 
-/*
- * A file system whose one file is read as slowly as the test wants.  Served
- * by a child: a process that waits for itself could not even be killed.
- */
-typedef struct Fuse {
-    int fd;                 /* /dev/fuse; the child's only */
-    int file;               /* the file, for direct I/O */
-    pid_t server;
-    int *release;           /* shared, atomic: answer the read now */
-    int *reading;           /* shared, atomic: a read waits */
-} Fuse;
-
-static void fuse_reply(Fuse *f, uint64_t unique, const void *data, size_t len,
-                       int error)
-{
-    struct fuse_out_header out = {
-        .len = sizeof(out) + len,
-        .error = error,
-        .unique = unique,
-    };
-    struct iovec iov[2] = {
-        { &out, sizeof(out) },
-        { (void *)data, len },
-    };
-
-    if (writev(f->fd, iov, len ? 2 : 1) < 0 && errno != ENOENT) {
-        g_error("FUSE reply: %s", g_strerror(errno));
-    }
-}
-
-static struct fuse_attr fuse_attributes(uint64_t node)
-{
-    struct fuse_attr attr = {
-        .ino = node,
-        .size = node == 1 ? 0 : PAGE,
-        .mode = node == 1 ? S_IFDIR | 0755 : S_IFREG | 0644,
-        .nlink = 1,
-        .blksize = PAGE,
-    };
-
-    return attr;
-}
-
-static void fuse_read(Fuse *f, const struct fuse_in_header *in)
-{
-    char data[PAGE];
-
-    memset(data, 0x99, PAGE);
-    __atomic_store_n(f->reading, 1, __ATOMIC_RELEASE);
-    while (!__atomic_load_n(f->release, __ATOMIC_ACQUIRE)) {
-        g_usleep(1000);
-    }
-    fuse_reply(f, in->unique, data, PAGE, 0);
-}
-
-static void fuse_answer(Fuse *f, const struct fuse_in_header *in)
-{
-    struct fuse_init_out init = {
-        .major = FUSE_KERNEL_VERSION,
-        .minor = 31,
-        .max_write = PAGE,
-    };
-    struct fuse_entry_out entry = {
-        .nodeid = 2,
-        .attr = fuse_attributes(2),
-    };
-    struct fuse_attr_out attr = { .attr = fuse_attributes(in->nodeid) };
-    struct fuse_open_out opened = { .open_flags = FOPEN_DIRECT_IO };
-
-    switch (in->opcode) {
-    case FUSE_INIT:
-        fuse_reply(f, in->unique, &init, sizeof(init), 0);
-        break;
-    case FUSE_LOOKUP:
-        fuse_reply(f, in->unique, &entry, sizeof(entry), 0);
-        break;
-    case FUSE_GETATTR:
-        fuse_reply(f, in->unique, &attr, sizeof(attr), 0);
-        break;
-    case FUSE_OPEN:
-        fuse_reply(f, in->unique, &opened, sizeof(opened), 0);
-        break;
-    case FUSE_READ:
-        fuse_read(f, in);
-        break;
-    case FUSE_FORGET:
-    case FUSE_BATCH_FORGET:
-        break;
-    case FUSE_FLUSH:
-    case FUSE_RELEASE:
-        fuse_reply(f, in->unique, NULL, 0, 0);
-        break;
-    default:
-        fuse_reply(f, in->unique, NULL, 0, -ENOSYS);
-        break;
-    }
-}
-
-static void G_GNUC_NORETURN fuse_serve(Fuse *f)
-{
-    char *request = g_malloc(FUSE_MIN_READ_BUFFER + PAGE);
-
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (;;) {
-        ssize_t got = read(f->fd, request, FUSE_MIN_READ_BUFFER + PAGE);
-
-        if (got < 0 && (errno == EINTR || errno == ENOENT)) {
-            continue;
-        }
-        if (got < 0) {
-            /* unmounted */
-            _exit(0);
-        }
-        fuse_answer(f, (struct fuse_in_header *)request);
-    }
-}
-
-/* Opens the file; the mount is out of sight again at once. */
-static bool fuse_open(Fuse *f)
-{
-    g_autofree char *options = NULL;
-    g_autofree char *dir = NULL;
-    g_autofree char *path = NULL;
-
-    f->fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-    if (f->fd < 0) {
-        g_test_skip("/dev/fuse cannot be opened");
-        return false;
-    }
-    dir = g_dir_make_tmp("libksm-XXXXXX", NULL);
-    g_assert(dir);
-    options = g_strdup_printf("fd=%d,rootmode=40000,user_id=%d,group_id=%d",
-                              f->fd, getuid(), getgid());
-    if (mount("libksm-test", dir, "fuse", MS_NOSUID | MS_NODEV, options)) {
-        g_test_skip("FUSE cannot be mounted (CAP_SYS_ADMIN is missing)");
-        rmdir(dir);
-        close(f->fd);
-        return false;
-    }
-    f->release = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    g_assert(f->release != MAP_FAILED);
-    f->reading = f->release + 1;
-    f->server = fork();
-    if (f->server == 0) {
-        fuse_serve(f);
-    }
-    g_assert(f->server > 0);
-    close(f->fd);
-    path = g_build_filename(dir, "file", NULL);
-    f->file = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-    g_assert(f->file >= 0);
-    g_assert(umount2(dir, MNT_DETACH) == 0);
-    rmdir(dir);
-    return true;
-}
-
-static void fuse_close(Fuse *f)
-{
-    close(f->file);
-    g_assert(waitpid(f->server, NULL, 0) == f->server);
-    munmap(f->release, PAGE);
-}
-
 typedef struct Reader {
     pthread_t thread;
     int file;
@@ -546,31 +380,31 @@ static void *read_slowly(void *opaque)
  */
 static bool direct_io_arrives(bool with_op)
 {
-    Fuse f = { 0 };
+    SlowFile f = { 0 };
     int busy = 0;
     Reader r = { 0 };
     KsmStats stats;
     bool arrived;
     Pair p;
 
-    g_assert(fuse_open(&f));
+    g_assert(!slow_file_open(&f, PAGE));
+    slow_file_hold(&f);
     pair_init(&p, 512, with_op ? &busy_ops : NULL, &busy);
     r.file = f.file;
     r.to = p.mem[1] + 100 * PAGE;
     __atomic_store_n(&busy, 1, __ATOMIC_RELEASE);
     g_assert(!pthread_create(&r.thread, NULL, read_slowly, &r));
-    while (!__atomic_load_n(f.reading, __ATOMIC_ACQUIRE)) {
-        g_usleep(1000);
-    }
+    slow_file_wait(&f);
     stats = step_passes(p.engine, 6);
     if (with_op) {
         g_assert(stats.pages_sharing == 0);
     }
-    __atomic_store_n(f.release, 1, __ATOMIC_RELEASE);
+    slow_file_release(&f);
     pthread_join(r.thread, NULL);
     __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
     g_assert(r.got == PAGE);
-    arrived = r.to[0] == (char)0x99 && !memcmp(r.to, r.to + 1, PAGE - 1);
+    arrived = r.to[0] == (char)SLOW_FILE_BYTE &&
+              !memcmp(r.to, r.to + 1, PAGE - 1);
     if (!arrived) {
         /* lost means: as before; never anything else */
         g_assert(page_is(r.to, 100));
@@ -584,18 +418,20 @@ static bool direct_io_arrives(bool with_op)
     check(p.mem[0], p.n);
     check(p.mem[1], p.n);
     pair_clear(&p);
-    fuse_close(&f);
+    slow_file_close(&f);
     return arrived;
 }
 
 static void test_direct_io(void)
 {
-    Fuse f = { 0 };
+    SlowFile f = { 0 };
+    const char *why = slow_file_open(&f, PAGE);
 
-    if (!fuse_open(&f)) {
+    if (why) {
+        g_test_skip(why);
         return;
     }
-    fuse_close(&f);
+    slow_file_close(&f);
     direct_io_arrives(false);
     g_assert(direct_io_arrives(true));
 }

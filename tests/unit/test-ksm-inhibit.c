@@ -1,0 +1,175 @@
+/*
+ * Tests of hw/mem/ksm-inhibit.c: for what guest RAM must not be merged
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The rest of QEMU, and the kernel's version, are what a test says they are:
+ * few machines have the devices and none has both kernels.  That the engine
+ * heeds the reasons is for tests/qtest/ksm-*-test to show.
+ */
+
+#include "qemu/osdep.h"
+#include "hw/core/cpu.h"
+#include "exec/cpu-common.h"
+#include "hw/mem/ksm-compat.h"
+#include "hw/mem/ksm-hooks.h"
+#include "migration/misc.h"
+#include "qemu/module.h"
+#include "qom/object.h"
+#include "system/kvm.h"
+#include "system/runstate.h"
+#include <sys/utsname.h>
+#include "../../hw/mem/ksm-guest.h"
+
+/* What is so; RUN_STATE__MAX: an ordinary state. */
+static struct {
+    bool discards_disabled;
+    bool incoming_postcopy;
+    bool migrating;
+    RunState state;
+    const char *kernel;
+} now;
+
+bool kvm_allowed;
+CPUTailQ cpus_queue = QTAILQ_HEAD_INITIALIZER(cpus_queue);
+
+bool ram_block_discard_is_disabled(void)
+{
+    return now.discards_disabled;
+}
+
+bool migration_in_incoming_postcopy(void)
+{
+    return now.incoming_postcopy;
+}
+
+bool migration_is_running(void)
+{
+    return now.migrating;
+}
+
+bool runstate_check(RunState state)
+{
+    return now.state == state;
+}
+
+int uname(struct utsname *uts)
+{
+    if (!now.kernel) {
+        errno = EFAULT;
+        return -1;
+    }
+    g_strlcpy(uts->release, now.kernel, sizeof(uts->release));
+    return 0;
+}
+
+static void nothing(void)
+{
+    memset(&now, 0, sizeof(now));
+    now.state = RUN_STATE_RUNNING;
+}
+
+static void assert_inhibited(const char *part)
+{
+    const char *reason = ksm_inhibited();
+
+    g_assert_nonnull(reason);
+    g_assert_nonnull(strstr(reason, part));
+    nothing();
+}
+
+static void test_reasons(void)
+{
+    nothing();
+    now.discards_disabled = true;
+    assert_inhibited("discarding RAM is disabled");
+    now.incoming_postcopy = true;
+    assert_inhibited("incoming migration");
+    now.state = RUN_STATE_INMIGRATE;
+    assert_inhibited("incoming migration");
+    now.migrating = true;
+    assert_inhibited("a migration or snapshot is running");
+    now.state = RUN_STATE_SAVE_VM;
+    assert_inhibited("saved or loaded");
+    now.state = RUN_STATE_RESTORE_VM;
+    assert_inhibited("saved or loaded");
+
+    /* a guest that merely stands still may be merged */
+    now.state = RUN_STATE_PAUSED;
+    g_assert_null(ksm_inhibited());
+}
+
+/* Two vhost-scsi devices. */
+static void test_bypass(void)
+{
+    nothing();
+    g_assert_false(ksm_bypassed());
+    ksm_guests_bypass_begin();
+    ksm_guests_bypass_begin();
+    ksm_guests_bypass_end();
+    g_assert_true(ksm_bypassed());
+    assert_inhibited("vhost-scsi");
+    ksm_guests_bypass_end();
+    g_assert_false(ksm_bypassed());
+    g_assert_null(ksm_inhibited());
+}
+
+static bool feature_get(Object *cpu, Error **errp)
+{
+    return true;
+}
+
+static const TypeInfo cpu_type = {
+    .name = "ksm-test-cpu",
+    .parent = TYPE_OBJECT,
+    .instance_size = sizeof(CPUState),
+};
+
+static void test_nested(void)
+{
+    static const struct {
+        bool kvm;
+        const char *feature;
+        const char *kernel;
+        bool inhibited;
+    } cases[] = {
+        { true, "vmx", "6.12.48-cloud", true },
+        { true, "svm", "6.12.48-cloud", true },
+        { true, "vmx", "5.15.0", true },
+        { true, "vmx", "6.13.0-rc1", false },
+        { true, "svm", "7.0", false },
+        { true, "vmx", "what", true },
+        { true, "vmx", NULL, true },
+        { true, "hypervisor", "6.12.48", false },
+        { true, NULL, "6.12.48", false },
+        { false, "vmx", "6.12.48", false },
+    };
+
+    type_register_static(&cpu_type);
+    g_assert_null(ksm_inhibited_by_cpus());
+    for (int i = 0; i < ARRAY_SIZE(cases); i++) {
+        Object *cpu = object_new("ksm-test-cpu");
+
+        nothing();
+        kvm_allowed = cases[i].kvm;
+        now.kernel = cases[i].kernel;
+        if (cases[i].feature) {
+            object_property_add_bool(cpu, cases[i].feature, feature_get, NULL);
+        }
+        QTAILQ_INSERT_TAIL_RCU(&cpus_queue, (CPUState *)cpu, node);
+        g_assert_cmpint(ksm_inhibited_by_cpus() != NULL, ==,
+                        cases[i].inhibited);
+        QTAILQ_REMOVE_RCU(&cpus_queue, (CPUState *)cpu, node);
+        object_unref(cpu);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    module_call_init(MODULE_INIT_QOM);
+    g_test_add_func("/ksm-inhibit/reasons", test_reasons);
+    g_test_add_func("/ksm-inhibit/bypass", test_bypass);
+    g_test_add_func("/ksm-inhibit/nested", test_nested);
+    return g_test_run();
+}
