@@ -81,11 +81,6 @@ static bool ksm_backend_check(HostMemoryBackendKsm *ksm, Error **errp)
     if (!ksm_guest_check(ksm, errp)) {
         return false;
     }
-    if (ksm->dirty_tracking == MEMORY_KSM_DIRTY_TRACKING_LOG) {
-        error_setg(errp, "dirty-tracking=log is not available in this build");
-        error_append_hint(errp, "Use dirty-tracking=pagemap or auto.\n");
-        return false;
-    }
     if (ksm->needs_engine && ksm->scope == MEMORY_KSM_SCOPE_HOST) {
         error_setg(errp, "property '%s' is not available in this build with "
                    "scope=host", ksm->needs_engine);

@@ -20,6 +20,7 @@
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm-hooks.h"
 #include "ksm-guest.h"
+#include "ksm-log.h"
 #include "ksm-runner.h"
 #include "qapi/error.h"
 #include "qapi/qapi-events-ksm.h"
@@ -52,6 +53,7 @@ struct KsmGuest {
     QemuMutex lock;             /* protects region */
     KsmRegion *region;          /* NULL while it is not given to the engine */
     KsmRunner *runner;          /* NULL if there can be no engine */
+    KsmLog *log;                /* dirty-tracking=log, until the block goes */
     bool run;                   /* as the property; read by ops */
     bool held;                  /* see ksm_guests_make_room(); likewise */
     bool was_inhibited;         /* when last looked at */
@@ -108,6 +110,9 @@ static bool engine_check(const HostMemoryBackendKsm *backend, Error **errp)
     if (!ksm_supported(&error)) {
         error_setg(errp, "scope=%s cannot be used: %s", scope,
                    error->message);
+        return false;
+    }
+    if (key.dirty == KSM_DIRTY_LOG && !ksm_log_check(errp)) {
         return false;
     }
     return ksm_runner_check(&key, errp);
@@ -203,7 +208,21 @@ static const char *ops_inhibited(void *opaque)
     return guest->cpus_inhibit ?: ksm_inhibited();
 }
 
+static bool ops_dirty_sync(void *opaque, size_t first_page, size_t n_pages,
+                           unsigned long *bitmap)
+{
+    KsmGuest *guest = opaque;
+
+    return ksm_log_take(guest->log, first_page, n_pages, bitmap);
+}
+
 static const KsmRegionOps guest_ops = {
+    .busy = ops_busy,
+    .inhibited = ops_inhibited,
+};
+
+static const KsmRegionOps guest_ops_log = {
+    .dirty_sync = ops_dirty_sync,
     .busy = ops_busy,
     .inhibited = ops_inhibited,
 };
@@ -230,8 +249,10 @@ static void guest_attach(KsmGuest *guest)
     WITH_QEMU_LOCK_GUARD(&guest->lock) {
         guest->region = ksm_region_add(ksm_runner_engine(guest->runner),
                                        guest->host, guest->size,
-                                       guest_node(guest), &guest_ops, guest,
-                                       &error);
+                                       guest_node(guest),
+                                       guest->log ? &guest_ops_log
+                                                  : &guest_ops,
+                                       guest, &error);
     }
     trace_ksm_attach(guest->id, guest->host, guest->size,
                      error ? error->message : "");
@@ -256,6 +277,7 @@ static void guest_detach(KsmGuest *guest)
         ksm_region_remove(guest->region, KSM_REMOVE_FORGET);
         guest->region = NULL;
     }
+    g_clear_pointer(&guest->log, ksm_log_free);
 }
 
 /*
@@ -337,11 +359,7 @@ static void guest_resume(KsmGuest *guest)
     guest->was_inhibited = inhibited;
 }
 
-/*
- * Once a second is often enough for what waits for something to end, and
- * seldom enough for events that programs act upon.
- */
-static void guests_tick(void *opaque)
+static void guests_look(void)
 {
     KsmGuest *guest;
 
@@ -350,16 +368,47 @@ static void guests_tick(void *opaque)
         guest_resume(guest);
         guest_tell(guest);
     }
+}
+
+static void guests_look_after(int ms)
+{
     if (!QLIST_EMPTY(&guests)) {
-        timer_mod(tick, qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + TICK_MS);
+        timer_mod(tick, qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + ms);
     }
+}
+
+/* The log costs the guest time: it is off while nobody merges. */
+static void guests_switch_log(void)
+{
+    bool on = false;
+    KsmGuest *guest;
+
+    QLIST_FOREACH(guest, &guests, next) {
+        on |= guest->log && guest->region && !ops_inhibited(guest);
+    }
+    ksm_log_switch(on);
+}
+
+/*
+ * Once a second is often enough for what waits for something to end, and
+ * seldom enough for events that programs act upon.
+ */
+static void guests_tick(void *opaque)
+{
+    guests_look();
+    guests_switch_log();
+    guests_look_after(TICK_MS);
 }
 
 static void guests_vm_state(void *opaque, bool running, RunState state)
 {
     if (running) {
         ever_ran = true;
-        guests_tick(NULL);
+        /* whoever stopped it may have loaded RAM (loadvm) */
+        ksm_log_forget();
+        guests_look();
+        /* not here: the log has a handler like this one, and may drop it */
+        guests_look_after(0);
     }
 }
 
@@ -511,6 +560,9 @@ static void guest_init_ours(KsmGuest *guest)
                                            1) + 1);
     guest->run = backend->tuning.run;
     guest->told = MEMORY_KSM_STATE__MAX;
+    if (key.dirty == KSM_DIRTY_LOG) {
+        guest->log = ksm_log_new(guest->block);
+    }
     guest->runner = ksm_runner_get(&key, &err);
     if (!guest->runner) {
         guest->failure = g_strdup(error_get_pretty(err));
@@ -585,6 +637,7 @@ bool ksm_guest_tune(KsmGuest *guest, Error **errp)
         }
         guest_resume(guest);
         guest_tell(guest);
+        guests_look_after(0);
         return true;
     }
     guest->refused = ksm_host_advise(guest->host, guest->size, tuning->run);

@@ -13,6 +13,7 @@
 #include "qapi/error.h"
 #include "qemu/main-loop.h"
 #include "qemu/timer.h"
+#include "ksm-log.h"
 #include "ksm-runner.h"
 #include "system/hostmem-ksm.h"
 #include "trace.h"
@@ -22,6 +23,9 @@ struct KsmRunner {
     KsmEngine *engine;
     AioContext *ctx;
     QEMUTimer timer;    /* runs in ctx */
+    QEMUBH *sync;       /* runs in the main loop; NULL without a log */
+    bool sync_due;      /* a pass has ended: no step before the log is asked */
+    uint64_t passes;    /* full scans when last looked at */
     unsigned users;
 };
 
@@ -31,11 +35,49 @@ static KsmRunner *current;
 /* The thread of all runners without one of their own; never ends. */
 static IOThread *internal_iothread;
 
+/* In the main loop: asking QEMU's dirty log needs the BQL. */
+static void runner_sync(void *opaque)
+{
+    KsmRunner *runner = opaque;
+
+    if (!runner->users || !qatomic_read(&runner->sync_due)) {
+        return;
+    }
+    if (!ksm_log_sync()) {
+        qemu_bh_schedule(runner->sync);
+        return;
+    }
+    qatomic_store_release(&runner->sync_due, false);
+    timer_mod_ns(&runner->timer, qemu_clock_get_ns(QEMU_CLOCK_REALTIME));
+}
+
+/* Has the engine been through all memory since this was asked? */
+static bool runner_pass_ended(KsmRunner *runner)
+{
+    KsmStats stats;
+
+    ksm_engine_get_stats(runner->engine, &stats);
+    if (stats.full_scans == runner->passes) {
+        return false;
+    }
+    runner->passes = stats.full_scans;
+    return true;
+}
+
 static void runner_step(void *opaque)
 {
     KsmRunner *runner = opaque;
-    int64_t wait = ksm_step(runner->engine, 0);
+    int64_t wait;
 
+    if (qatomic_load_acquire(&runner->sync_due)) {
+        /* which sets the timer when it is done */
+        qemu_bh_schedule(runner->sync);
+        return;
+    }
+    wait = ksm_step(runner->engine, 0);
+    if (runner->sync && runner_pass_ended(runner)) {
+        qatomic_set(&runner->sync_due, true);
+    }
     trace_ksm_step(runner, wait);
     if (wait >= 0) {
         timer_mod_ns(&runner->timer,
@@ -75,6 +117,10 @@ static KsmRunner *runner_new(const KsmRunnerKey *key, Error **errp)
     if (key->iothread) {
         object_ref(OBJECT(key->iothread));
     }
+    if (key->dirty == KSM_DIRTY_LOG) {
+        runner->sync = aio_bh_new(qemu_get_aio_context(), runner_sync, runner);
+        runner->sync_due = true;
+    }
     aio_timer_init(runner->ctx, &runner->timer, QEMU_CLOCK_REALTIME, SCALE_NS,
                    runner_step, runner);
     trace_ksm_runner_new(runner, key->scope);
@@ -113,10 +159,21 @@ KsmRunner *ksm_runner_get(const KsmRunnerKey *key, Error **errp)
     return current;
 }
 
-/* In the main thread: dropping an iothread may mean waiting for it to end. */
-static void runner_unref_iothread(void *opaque)
+/*
+ * In the main thread, whose BH it is; and dropping an iothread may mean
+ * waiting for it to end.
+ */
+static void runner_reclaim(void *opaque)
 {
-    object_unref(OBJECT(opaque));
+    KsmRunner *runner = opaque;
+
+    if (runner->sync) {
+        qemu_bh_delete(runner->sync);
+    }
+    if (runner->key.iothread) {
+        object_unref(OBJECT(runner->key.iothread));
+    }
+    g_free(runner);
 }
 
 /* In the runner's own thread: no step is going on, and none will follow. */
@@ -127,11 +184,7 @@ static void runner_free(void *opaque)
     timer_del(&runner->timer);
     timer_deinit(&runner->timer);
     ksm_engine_free(runner->engine);
-    if (runner->key.iothread) {
-        aio_bh_schedule_oneshot(qemu_get_aio_context(), runner_unref_iothread,
-                                runner->key.iothread);
-    }
-    g_free(runner);
+    aio_bh_schedule_oneshot(qemu_get_aio_context(), runner_reclaim, runner);
 }
 
 void ksm_runner_put(KsmRunner *runner)

@@ -567,6 +567,7 @@ BENCHES: dict[str, Callable[[Session], Metrics]] = {
 # with BENCHES of the same kind
 if importlib.util.find_spec("bench_guests"):
     BENCHES |= importlib.import_module("bench_guests").BENCHES
+    BENCHES |= importlib.import_module("bench_dirty").BENCHES
 
 
 def host() -> dict[str, str | int | float]:
@@ -646,7 +647,7 @@ def main(
     """Measures libksm beside the kernel's ksmd.
 
     NAMEs are those of docs/devel/ksm-bench.rst: ksmpages, rescan, smart-scan,
-    fork, stall, images, balloon, guests; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
+    fork, stall, images, balloon, guests, dirty, idle; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
     """
     console = Console()
     for name in names or ():

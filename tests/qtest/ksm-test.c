@@ -74,8 +74,6 @@ static const Refusal refusals[] = {
       "property 'target-scan-time' is not available in this build" },
     { "dirty-unknown", OBJECT ",dirty-tracking=guess",
       "does not accept value 'guess'" },
-    { "dirty-log", OBJECT ",scope=vm,dirty-tracking=log",
-      "dirty-tracking=log is not available in this build" },
     { "dirty", OBJECT ",dirty-tracking=pagemap",
       "property 'dirty-tracking' is not available in this build" },
     { "free-unknown", OBJECT ",free-policy=never",

@@ -19,6 +19,8 @@
 #include "standard-headers/linux/virtio_balloon.h"
 #include "standard-headers/linux/virtio_blk.h"
 
+#define RAM_LOG RAM ",dirty-tracking=log"
+
 static void test_merge(void)
 {
     g_autofree uint8_t *data = random_copy(1);
@@ -426,6 +428,117 @@ static void test_migrate_cancel(void)
     unlink(path);
 }
 
+/* --- QEMU's dirty log --- */
+
+/* Writes to what is merged are seen, again and again. */
+static void test_log(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    QTestState *qts;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM_LOG);
+    for (int i = 0; i < 3; i++) {
+        uint64_t broken = stat_get(qts, "ram0", "cow-broken");
+
+        copies_put(qts, data);
+        copies_wait(qts);
+        copies_assert(qts, data);
+        qtest_writel(qts, FIRST, i);
+        stat_wait(qts, "ram0", "cow-broken", broken + 1);
+        g_assert_cmpuint(qtest_readl(qts, FIRST), ==, i);
+        g_assert_cmpuint(qtest_readl(qts, SECOND), ==, ldl_le_p(data));
+    }
+    qtest_quit(qts);
+}
+
+/*
+ * What was written while a migration runs gets to the other side, whatever
+ * the engine has cleared of the log meanwhile; and merging goes on where it
+ * ended.
+ */
+static void test_log_migrate(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    g_autofree uint8_t *other = random_copy(2);
+    g_autofree char *path = temporary();
+    g_autofree char *uri = g_strdup_printf("file:%s", path);
+    QTestState *from, *to;
+
+    if (!can_run()) {
+        return;
+    }
+    from = qtest_init(RAM_LOG);
+    copies_put(from, data);
+    copies_wait(from);
+    qtest_qmp_assert_success(from, "{'execute': 'migrate-set-parameters', "
+                             "'arguments': {'max-bandwidth': 65536}}");
+    qtest_qmp_assert_success(from, "{'execute': 'migrate', 'arguments': "
+                             "{'uri': %s}}", uri);
+    migrate_wait(from, "active");
+    for (int i = 0; i < 3; i++) {
+        copies_write(from, i < 2 ? data : other);
+        passes_wait(from, "ram0", 2);
+    }
+    qtest_qmp_assert_success(from, "{'execute': 'migrate-set-parameters', "
+                             "'arguments': {'max-bandwidth': 1000000000}}");
+    migrate_wait(from, "completed");
+    copies_assert(from, other);
+
+    to = qtest_initf(RAM_LOG " -incoming defer");
+    qtest_qmp_assert_success(to, "{'execute': 'migrate-incoming', "
+                             "'arguments': {'uri': %s}}", uri);
+    qtest_qmp_eventwait(to, "RESUME");
+    copies_assert(to, other);
+    copies_wait(to);
+    copies_assert(to, other);
+    qtest_quit(to);
+    /* the source goes on merging if it is to go on */
+    qtest_qmp_assert_success(from, "{'execute': 'cont'}");
+    copies_put(from, data);
+    copies_wait(from);
+    copies_assert(from, data);
+    qtest_quit(from);
+    unlink(path);
+}
+
+/* Others that use the log come and go, and merging goes on. */
+static void test_log_dirty_rate(const void *opaque)
+{
+    const char *mode = opaque;
+    g_autofree uint8_t *data = random_copy(1);
+    QTestState *qts;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM_LOG);
+    for (int i = 0; i < 2; i++) {
+        bool done = false;
+
+        qtest_qmp_assert_success(qts, "{'execute': 'calc-dirty-rate', "
+                                 "'arguments': {'calc-time': 1, 'mode': %s}}",
+                                 mode);
+        copies_put(qts, data);
+        copies_wait(qts);
+        for (int k = 0; k < WAIT_S * 20 && !done; k++) {
+            QDict *info = qtest_qmp_assert_success_ref(
+                qts, "{'execute': 'query-dirty-rate'}");
+
+            done = g_str_equal(qdict_get_str(info, "status"), "measured");
+            qobject_unref(info);
+            g_usleep(50000);
+        }
+        g_assert_true(done);
+        copies_assert(qts, data);
+        copies_put(qts, data);
+        copies_wait(qts);
+    }
+    qtest_quit(qts);
+}
+
 /* A background snapshot needs userfaultfd on the memory for itself. */
 static void test_background_snapshot(void)
 {
@@ -595,6 +708,12 @@ int main(int argc, char **argv)
     qtest_add_func("ksm-vm/busy", test_busy);
     qtest_add_func("ksm-vm/migrate", test_migrate);
     qtest_add_func("ksm-vm/migrate-cancel", test_migrate_cancel);
+    qtest_add_func("ksm-vm/log", test_log);
+    qtest_add_func("ksm-vm/log-migrate", test_log_migrate);
+    qtest_add_data_func("ksm-vm/log-rate/page-sampling", "page-sampling",
+                        test_log_dirty_rate);
+    qtest_add_data_func("ksm-vm/log-rate/dirty-bitmap", "dirty-bitmap",
+                        test_log_dirty_rate);
     qtest_add_func("ksm-vm/background-snapshot", test_background_snapshot);
     qtest_add_func("ksm-vm/snapshot", test_snapshot);
     qtest_add_func("ksm-vm/event", test_event);

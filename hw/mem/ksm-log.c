@@ -1,0 +1,206 @@
+/*
+ * QEMU's dirty log, for whoever merges guest RAM
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * A user of the log (GLOBAL_DIRTY_KSM) beside migration, dirty rate and dirty
+ * limit, with a bitmap of its own (DIRTY_MEMORY_KSM): every write sets a bit
+ * for each user, and each clears its own.  What is common to all is that the
+ * accelerator then has to notice the next write to the page again.  To ask
+ * for that sooner than the others expect would spoil what they measure: while
+ * anybody else uses the log we only take what they have asked for.
+ *
+ * What the log does not see is missed: a hint.  It sees vCPUs, devices of
+ * QEMU and vhost; it does not see what a thread writes through a pointer
+ * (loadvm, an incoming migration).
+ *
+ * The bits go through a bitmap here, since asking needs the BQL, which the
+ * thread that merges must not wait for.
+ */
+
+#include "qemu/osdep.h"
+#include "hw/mem/ksm-compat.h"
+#include "exec/cputlb.h"
+#include "exec/ramlist.h"
+#include "exec/target_page.h"
+#include "ksm-log.h"
+#include "libksm.h"
+#include "qapi/error.h"
+#include "qemu/atomic.h"
+#include "qemu/bitmap.h"
+#include "qemu/error-report.h"
+#include "qemu/queue.h"
+#include "system/tcg.h"
+#include "trace.h"
+
+/* A sync goes on for at most so much RAM in which something was written. */
+#define PIECE_WORDS (256 * 1024 * 1024ul / KSM_PAGE_SIZE / BITS_PER_LONG)
+#define BLOCK_WORDS (DIRTY_MEMORY_BLOCK_SIZE / BITS_PER_LONG)
+
+struct KsmLog {
+    RAMBlock *block;
+    size_t words;           /* of its bitmap */
+    size_t synced;          /* words that this sync is done with */
+    bool unknown;           /* what was written before this sync */
+    unsigned long *written;
+    QLIST_ENTRY(KsmLog) next;
+};
+
+static QLIST_HEAD(, KsmLog) logs = QLIST_HEAD_INITIALIZER(logs);
+static bool log_on;
+static bool in_sync;
+
+bool ksm_log_check(Error **errp)
+{
+    if (qemu_target_page_size() != KSM_PAGE_SIZE) {
+        error_setg(errp, "dirty-tracking=log needs a target with pages of %u "
+                   "bytes", KSM_PAGE_SIZE);
+        return false;
+    }
+    return true;
+}
+
+KsmLog *ksm_log_new(RAMBlock *block)
+{
+    KsmLog *log = g_new0(KsmLog, 1);
+    size_t pages = block->used_length / KSM_PAGE_SIZE;
+
+    log->block = block;
+    log->words = BITS_TO_LONGS(pages);
+    log->written = bitmap_new(pages);
+    log->unknown = true;
+    QLIST_INSERT_HEAD(&logs, log, next);
+    return log;
+}
+
+void ksm_log_free(KsmLog *log)
+{
+    QLIST_REMOVE(log, next);
+    g_free(log->written);
+    g_free(log);
+}
+
+void ksm_log_forget(void)
+{
+    KsmLog *log;
+
+    QLIST_FOREACH(log, &logs, next) {
+        log->unknown = true;
+    }
+}
+
+void ksm_log_switch(bool on)
+{
+    Error *err = NULL;
+
+    if (on == log_on) {
+        return;
+    }
+    if (!on) {
+        memory_global_dirty_log_stop(GLOBAL_DIRTY_KSM);
+    } else if (!memory_global_dirty_log_start(GLOBAL_DIRTY_KSM, &err)) {
+        warn_report_once("memory is not merged: %s", error_get_pretty(err));
+        error_free(err);
+        return;
+    }
+    ksm_log_forget();
+    qatomic_set(&log_on, on);
+    trace_ksm_log_switch(on, global_dirty_tracking);
+}
+
+/* Words of the block's bitmap; true if any bit was set. */
+static bool log_take_words(KsmLog *log, size_t from, size_t to)
+{
+    /* RAM blocks begin at a word of the bitmap */
+    size_t at = log->block->offset / KSM_PAGE_SIZE / BITS_PER_LONG + from;
+    DirtyMemoryBlocks *all;
+    bool any = false;
+
+    RCU_READ_LOCK_GUARD();
+    all = qatomic_rcu_read(&ram_list.dirty_memory[DIRTY_MEMORY_KSM]);
+    for (; from < to; from++, at++) {
+        unsigned long *word = &all->blocks[at / BLOCK_WORDS][at % BLOCK_WORDS];
+
+        if (qatomic_read(word)) {
+            log->written[from] |= qatomic_xchg(word, 0);
+            any = true;
+        }
+    }
+    return any;
+}
+
+static bool others_use_log(void)
+{
+    return global_dirty_tracking & ~GLOBAL_DIRTY_KSM;
+}
+
+/* From now on writes to a range that was taken are noticed again. */
+static void log_arm(KsmLog *log, size_t from, size_t to)
+{
+    uint64_t start = (uint64_t)from * BITS_PER_LONG * KSM_PAGE_SIZE;
+    uint64_t end = (uint64_t)to * BITS_PER_LONG * KSM_PAGE_SIZE;
+    uint64_t length = MIN(end, log->block->used_length) - start;
+
+    if (tcg_enabled()) {
+        tlb_reset_dirty_range_all(log->block->offset + start, length);
+    }
+    if (!others_use_log()) {
+        memory_region_clear_dirty_bitmap(log->block->mr, start, length);
+    }
+    trace_ksm_log_sync(log->block->idstr, start, length);
+}
+
+bool ksm_log_sync(void)
+{
+    KsmLog *log;
+
+    if (!in_sync) {
+        QLIST_FOREACH(log, &logs, next) {
+            log->synced = 0;
+        }
+        if (log_on && !others_use_log()) {
+            memory_global_dirty_log_sync(false);
+        }
+        in_sync = true;
+    }
+    QLIST_FOREACH(log, &logs, next) {
+        while (log->synced < log->words) {
+            size_t from = log->synced;
+
+            log->synced = MIN(from + PIECE_WORDS, log->words);
+            if (log_take_words(log, from, log->synced)) {
+                log_arm(log, from, log->synced);
+                return false;
+            }
+        }
+        if (log->unknown) {
+            log->unknown = false;
+            bitmap_fill(log->written, log->words * BITS_PER_LONG);
+        }
+    }
+    in_sync = false;
+    return true;
+}
+
+bool ksm_log_take(KsmLog *log, size_t first_page, size_t n_pages,
+                  unsigned long *bitmap)
+{
+    if (!qatomic_read(&log_on)) {
+        return false;
+    }
+    for (size_t i = 0; i < n_pages; ) {
+        size_t page = first_page + i;
+        unsigned long *word = &log->written[BIT_WORD(page)];
+
+        if (!*word) {
+            i += BITS_PER_LONG - page % BITS_PER_LONG;
+            continue;
+        }
+        if (*word >> page % BITS_PER_LONG & 1) {
+            set_bit(i, bitmap);
+            clear_bit(page, log->written);
+        }
+        i++;
+    }
+    return true;
+}
