@@ -17,7 +17,6 @@
 #include "qobject/qlist.h"
 #include "ksm-copies.h"
 #include "standard-headers/linux/virtio_balloon.h"
-#include "standard-headers/linux/virtio_blk.h"
 
 #define RAM_LOG RAM ",dirty-tracking=log"
 
@@ -314,44 +313,6 @@ static void test_discard(void)
     assert_memory(qts, SECOND, data, COPY);
     passes_wait(qts, "ram0", 3);
     assert_memory(qts, SECOND, data, COPY);
-    device_stop(&d);
-    qtest_quit(qts);
-}
-
-/*
- * A read request that takes its time: QEMU has given the address of guest
- * RAM away.  Where it points to must not be merged meanwhile.
- */
-static void test_busy(void)
-{
-    struct virtio_blk_outhdr header = { .type = cpu_to_le32(VIRTIO_BLK_T_IN) };
-    g_autofree uint8_t *data = random_copy(1);
-    uint64_t addr, buffer = FIRST + MIB;
-    QTestState *qts;
-    uint32_t head;
-    Device d;
-
-    if (!can_run()) {
-        return;
-    }
-    qts = qtest_init(RAM ",run=off -blockdev null-co,node-name=slow,"
-                     "size=1048576,read-zeroes=on,latency-ns=6000000000 "
-                     "-device virtio-blk-pci,addr=4,drive=slow");
-    device_start(&d, qts);
-    addr = guest_alloc(&d.alloc, PAGE);
-    qtest_bufwrite(qts, addr, &header, 16);
-    head = qvirtqueue_add(qts, d.queue, addr, 16, false, true);
-    qvirtqueue_add(qts, d.queue, buffer, PAGE, true, true);
-    qvirtqueue_add(qts, d.queue, addr + 16, 1, true, false);
-    qvirtqueue_kick(qts, d.dev, d.queue, head);
-    copies_write(qts, data);
-    ksm_qom_set(qts, "ram0", "run", "true");
-    stat_wait(qts, "ram0", "busy", 1);
-    device_wait(&d, qts, head);
-    copies_assert(qts, data);
-    /* then it is merged as any other */
-    copies_wait(qts);
-    copies_assert(qts, data);
     device_stop(&d);
     qtest_quit(qts);
 }
@@ -705,7 +666,6 @@ int main(int argc, char **argv)
     qtest_add_func("ksm-vm/unmerge", test_unmerge);
     qtest_add_func("ksm-vm/dimm", test_dimm);
     qtest_add_func("ksm-vm/discard", test_discard);
-    qtest_add_func("ksm-vm/busy", test_busy);
     qtest_add_func("ksm-vm/migrate", test_migrate);
     qtest_add_func("ksm-vm/migrate-cancel", test_migrate_cancel);
     qtest_add_func("ksm-vm/log", test_log);
