@@ -18,6 +18,12 @@
 #define IDLE_MIN_NS     UINT64_C(100000000)
 #define IDLE_SOON_NS    UINT64_C(1000000000)
 #define IDLE_MAX_NS     UINT64_C(10000000000)
+/*
+ * An idle guest, too, writes some pages: after so many passes without gain
+ * the pause grows although there is something to look at.  More than smart
+ * scan and hot chunks are passed over for.
+ */
+#define BARREN_PASSES   16u
 /* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
@@ -89,6 +95,7 @@ void scan_kick(KsmEngine *e)
 {
     e->scan.due = 0;
     e->scan.idle_ns = 0;
+    e->scan.barren = 0;
 }
 
 /* Pages of a chunk that were merged and have been written since. */
@@ -507,9 +514,13 @@ static void pass_end(KsmEngine *e)
     s->settle -= s->settle > 0;
     if (s->gained || s->settle) {
         s->idle_ns = 0;
+        s->barren = 0;
     } else {
+        bool soon = (s->active || s->again) && s->barren < BARREN_PASSES;
+
+        s->barren++;
         s->idle_ns = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
-                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
+                         soon ? IDLE_SOON_NS : IDLE_MAX_NS);
     }
     s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                  prim.now_ns() + s->idle_ns);
