@@ -20,7 +20,6 @@
 
 #include "qemu/osdep.h"
 #include "hw/mem/ksm-compat.h"
-#include "exec/cputlb.h"
 #include "exec/ramlist.h"
 #include "exec/target_page.h"
 #include "ksm-log.h"
@@ -32,6 +31,21 @@
 #include "qemu/queue.h"
 #include "system/tcg.h"
 #include "trace.h"
+
+#if __has_include("system/physmem.h")
+#include "system/physmem.h"
+#else
+/* before QEMU 10.2 */
+#include "exec/cputlb.h"
+
+static void physical_memory_dirty_bits_cleared(ram_addr_t start,
+                                               ram_addr_t length)
+{
+    if (tcg_enabled()) {
+        tlb_reset_dirty_range_all(start, length);
+    }
+}
+#endif
 
 /* A sync goes on for at most so much RAM in which something was written. */
 #define PIECE_WORDS (256 * 1024 * 1024ul / KSM_PAGE_SIZE / BITS_PER_LONG)
@@ -141,9 +155,7 @@ static void log_arm(KsmLog *log, size_t from, size_t to)
     uint64_t end = (uint64_t)to * BITS_PER_LONG * KSM_PAGE_SIZE;
     uint64_t length = MIN(end, log->block->used_length) - start;
 
-    if (tcg_enabled()) {
-        tlb_reset_dirty_range_all(log->block->offset + start, length);
-    }
+    physical_memory_dirty_bits_cleared(log->block->offset + start, length);
     if (!others_use_log()) {
         memory_region_clear_dirty_bitmap(log->block->mr, start, length);
     }
