@@ -61,9 +61,8 @@ typedef struct KsmScan {
     uint64_t started;       /* ns; of this pass */
     uint64_t due;           /* ns; when the next one may begin */
     uint64_t idle_ns;       /* pause between passes, grows while idle */
-    unsigned barren;        /* passes in a row that gained next to nothing */
     bool active;            /* something was hashed in this pass */
-    uint64_t gained;        /* pages merged in this pass */
+    bool gained;            /* something was merged in this pass */
     uint64_t visited;       /* chunks of this pass behind us */
     uint32_t ripe[RIPE_MAX];    /* ids of first pages: chunks to merge */
     unsigned n_ripe;

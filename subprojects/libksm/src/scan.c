@@ -18,14 +18,6 @@
 #define IDLE_MIN_NS     UINT64_C(100000000)
 #define IDLE_SOON_NS    UINT64_C(1000000000)
 #define IDLE_MAX_NS     UINT64_C(10000000000)
-/*
- * An idle guest, too, writes some pages: after so many passes without gain
- * the pause grows although there is something to look at.  More than smart
- * scan and hot chunks are passed over for.
- */
-#define BARREN_PASSES   16u
-/* Gain of a pass that makes another worth it at once: a page of so many. */
-#define GAIN_SHARE      4096u
 /* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
@@ -97,7 +89,6 @@ void scan_kick(KsmEngine *e)
 {
     e->scan.due = 0;
     e->scan.idle_ns = 0;
-    e->scan.barren = 0;
 }
 
 /* Pages of a chunk that were merged and have been written since. */
@@ -416,7 +407,7 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
         r->merged += merged;
         if (merged) {
             c->backoff = 0;
-            e->scan.gained += merged;
+            e->scan.gained = true;
         } else {
             c->backoff = MIN(c->backoff + 1, 6);
         }
@@ -490,7 +481,7 @@ static void pass_start(KsmEngine *e)
     s->pass++;
     s->started = prim.now_ns();
     s->active = false;
-    s->gained = 0;
+    s->gained = false;
     s->again = false;
     s->visited = 0;
     for (guint i = 0; i < e->regions->len; i++) {
@@ -514,15 +505,11 @@ static void pass_end(KsmEngine *e)
     e->total.full_scans++;
     s->phase = PHASE_START;
     s->settle -= s->settle > 0;
-    if (s->gained > e->n_pages / GAIN_SHARE || s->settle) {
+    if (s->gained || s->settle) {
         s->idle_ns = 0;
-        s->barren = 0;
     } else {
-        bool soon = (s->active || s->again) && s->barren < BARREN_PASSES;
-
-        s->barren++;
         s->idle_ns = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
-                         soon ? IDLE_SOON_NS : IDLE_MAX_NS);
+                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
     }
     s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                  prim.now_ns() + s->idle_ns);
