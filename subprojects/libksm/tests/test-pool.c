@@ -210,6 +210,15 @@ static void test_children(Fixture *f, gconstpointer data)
         g_assert(pool_page(&f->pool, first + 1)[0] == f->page[0]);
         g_assert(pool_page(&f->pool, other)[0] == 'b');
         g_assert(pool_page(&f->pool, slot)[0] == 'c');
+        /* a block that is free already is not free twice */
+        pool_user_add(&f->pool, first);
+        pool_user_drop(&f->pool, first);
+        f->pool.leaked = 1;
+        pool_unkeep(&f->pool, pagemap);
+        t = pool_pattern_new(&f->pool, f->page, 44);
+        g_assert(t && t->first == first);
+        t = pool_pattern_new(&f->pool, f->page, 45);
+        g_assert(t && t->first != first);
     }
     close(pagemap);
     close(told[0]);
