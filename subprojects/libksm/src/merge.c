@@ -16,13 +16,14 @@
 #include "scan.h"
 #include "tsan.h"
 
-#define ISOLATE_NS      15000u
+/* First guesses; with a second busy thread each call costs a shootdown. */
+#define ISOLATE_NS      30000u
 #define MAP_NS          4000u
-#define KEEP_NS         1000u
+#define COPY_NS         1000u
+#define BACK_NS         15000u
+#define MOVE_NS         100u
 #define BUSY_TRIES      20u     /* ms to wait for a device */
 #define MOVE_TRIES      8u      /* a page that is busy for a moment */
-/* Pages: from here on moving back is cheaper than copying. */
-#define MOVE_BACK_MIN   8u
 #define SAME_TRIES      1000u   /* some 100 ms; then a copy is better than none */
 
 /* One isolation in progress. */
@@ -79,7 +80,9 @@ int merge_init(KsmEngine *e)
     /* first guesses, replaced by what is measured */
     m->isolate_ns = ISOLATE_NS;
     m->map_ns = MAP_NS;
-    m->keep_ns = KEEP_NS;
+    m->copy_ns = COPY_NS;
+    m->back_ns = BACK_NS;
+    m->move_ns = MOVE_NS;
     return ret;
 }
 
@@ -92,7 +95,8 @@ void merge_doubt_costs(KsmEngine *e)
 {
     towards(&e->merge.isolate_ns, ISOLATE_NS);
     towards(&e->merge.map_ns, MAP_NS);
-    towards(&e->merge.keep_ns, KEEP_NS);
+    towards(&e->merge.copy_ns, COPY_NS);
+    towards(&e->merge.back_ns, BACK_NS);
 }
 
 void merge_free(KsmEngine *e)
@@ -221,6 +225,15 @@ static unsigned staged_run(KsmEngine *e, const Isolation *s, unsigned i,
 }
 
 /*
+ * Moving costs a shootdown, copying a page for each page.  What was staged as
+ * a huge page would have to be split to be moved in part.
+ */
+static bool is_moved_back(const KsmEngine *e, const Isolation *s, unsigned n)
+{
+    return !s->huge && n * e->merge.copy_ns > e->merge.back_ns;
+}
+
+/*
  * Puts staged pages [i, i + n) of the span back, except holes and pages that
  * were not moved.  Comes back when it is done, see the top of merge.h.
  * @same: no copies, for a device may be writing to these very pages.
@@ -229,7 +242,7 @@ static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n,
                      bool same)
 {
     bool move = !s->kinds_known || n == CHUNK_PAGES || same ||
-                (!s->huge && n >= MOVE_BACK_MIN);
+                is_moved_back(e, s, n);
     unsigned end = i + n, tries = 0, piece = n;
 
     while (i < end) {
@@ -324,18 +337,36 @@ static unsigned map_runs(KsmEngine *e, Isolation *s)
 }
 
 /*
- * The pool's content under a hash is not what the hash says: it changed
- * between hashing and copying.  Nobody shall look for it there.
+ * Is the pool's content under a hash what the hash says?  If not, it changed
+ * between hashing and copying, and nobody shall look for it there.
  */
-static void slot_doubt(KsmEngine *e, KsmRegion *r, uint32_t slot)
+static bool slot_is_sound(KsmEngine *e, KsmRegion *r, uint32_t slot)
 {
     uint64_t h = e->hash(pool_page(&e->pool, slot), e->seed);
 
-    if (scan_fold(r, h) != e->pool.hash[slot] &&
-        (e->pool.users[slot] & SLOT_INDEXED)) {
+    if (scan_fold(r, h) == e->pool.hash[slot] ||
+        scan_fold_again(r, h) == e->pool.hash[slot]) {
+        return true;
+    }
+    if (e->pool.users[slot] & SLOT_INDEXED) {
         index_remove(&e->index, e->pool.hash[slot], slot | PLACE_SLOT);
         e->pool.users[slot] &= ~SLOT_INDEXED;
     }
+    return false;
+}
+
+/* A staged page is not what @slot holds: because it changed, or why? */
+static PlanAct act_differs(KsmEngine *e, Isolation *s, unsigned i,
+                           uint32_t slot)
+{
+    uint64_t h = e->hash(s->stage + i * PAGE_BYTES, e->seed);
+    uint32_t tag = s->r->tag[s->page + i];
+
+    if (!slot_is_sound(e, s->r, slot) || scan_fold(s->r, h) != tag) {
+        return ACT_CHANGED;
+    }
+    e->plan.slot[s->at + i] = scan_fold_again(s->r, h);
+    return ACT_COLLIDED;
 }
 
 static bool page_is_zero(const char *page)
@@ -374,22 +405,24 @@ static unsigned verify(KsmEngine *e, Isolation *s)
     for (unsigned i = 0; i < s->n; i++) {
         unsigned at = s->at + i;
         const char *page = s->stage + i * PAGE_BYTES;
+        uint32_t slot = p->slot[at];
+        PlanAct act;
         bool equal;
 
         if (p->act[at] != ACT_ZERO && p->act[at] != ACT_MAP) {
             continue;
         }
         equal = p->act[at] == ACT_ZERO ? page_is_zero(page)
-              : !memcmp(page, pool_page(&e->pool, p->slot[at]), PAGE_BYTES);
+              : !memcmp(page, pool_page(&e->pool, slot), PAGE_BYTES);
         if (equal) {
             good++;
             continue;
         }
+        act = p->act[at] == ACT_MAP ? act_differs(e, s, i, slot) : ACT_CHANGED;
         if (p->act[at] == ACT_MAP) {
-            slot_doubt(e, s->r, p->slot[at]);
+            pool_user_drop(&e->pool, slot);
         }
-        run_drop(e, at);
-        p->act[at] = ACT_CHANGED;
+        p->act[at] = act;
     }
     return good;
 }
@@ -487,6 +520,11 @@ static unsigned span_account(KsmEngine *e, Isolation *s, bool busy)
             e->total.verify_failed++;
             r->verify_failed++;
             break;
+        case ACT_COLLIDED:
+            scan_collided(e, r, page, p->slot[s->at + i]);
+            e->total.verify_failed++;
+            r->verify_failed++;
+            break;
         case ACT_PINNED:
             region_leave(r, page, busy ? PAGE_BUSY : PAGE_PINNED);
             break;
@@ -527,14 +565,29 @@ static void span_undo(KsmEngine *e, Isolation *s, PlanAct act)
 
 static bool act_goes_back(PlanAct act)
 {
-    return act == ACT_KEEP || act == ACT_CHANGED;
+    return act == ACT_KEEP || act == ACT_CHANGED || act == ACT_COLLIDED;
+}
+
+/* One stretch of pages to keep; what that costs is measured. */
+static void put_back_some(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
+{
+    KsmMerge *m = &e->merge;
+    bool move = is_moved_back(e, s, n);
+    uint64_t t = prim.cpu_ns();
+
+    put_back(e, s, i, n, false);
+    t = prim.cpu_ns() - t;
+    if (move) {
+        average(&m->back_ns, t - MIN(t, n * m->move_ns));
+    } else {
+        average(&m->copy_ns, t / n);
+    }
 }
 
 static void put_back_rest(KsmEngine *e, Isolation *s)
 {
     const uint8_t *act = e->plan.act + s->at;
-    uint64_t t = prim.cpu_ns();
-    unsigned n, kept = 0;
+    unsigned n;
 
     for (unsigned i = 0; i < s->n; i += n) {
         n = 0;
@@ -542,13 +595,9 @@ static void put_back_rest(KsmEngine *e, Isolation *s)
             n++;
         }
         if (n) {
-            put_back(e, s, i, n, false);
-            kept += n;
+            put_back_some(e, s, i, n);
         }
         n = MAX(n, 1);
-    }
-    if (kept) {
-        average(&e->merge.keep_ns, (prim.cpu_ns() - t) / kept);
     }
 }
 
@@ -597,8 +646,9 @@ static bool span_replace(KsmEngine *e, Isolation *s)
 static bool span_isolate(KsmEngine *e, Isolation *s)
 {
     UffdRange range = span_range(e, s);
-    unsigned mode = UFFD_MISSING | (s->r->tracking ? UFFD_PROTECT : 0);
+    unsigned mode = UFFD_MISSING | (s->r->tracking ? UFFD_PROTECT : 0), moved;
     int ret = prim.uffd_register(&range, mode);
+    uint64_t t;
 
     if (ret < 0) {
         s->r->chunk[s->page / CHUNK_PAGES].reason =
@@ -609,16 +659,33 @@ static bool span_isolate(KsmEngine *e, Isolation *s)
         return false;
     }
     s->registered = true;
-    return isolate_move(e, s) > 0;
+    t = prim.cpu_ns();
+    moved = isolate_move(e, s);
+    if (s->n >= 2 * SPAN_MIN) {
+        average(&e->merge.move_ns, (prim.cpu_ns() - t) / s->n);
+    }
+    return moved > 0;
+}
+
+/*
+ * What a page adds to the stall.  Of CPU, not of the clock: for how long we
+ * are preempted does not depend on how many pages are staged.  Short spans
+ * say little, and what is fixed in their cost would make them shorter still.
+ */
+static void page_cost(KsmEngine *e, unsigned n, uint64_t cpu_ns)
+{
+    if (n >= 2 * SPAN_MIN) {
+        average(&e->merge.page_ns, cpu_ns / n);
+    }
 }
 
 /* Isolates, replaces and releases; true if anything was moved. */
 static bool span_carry_out(KsmEngine *e, Isolation *s, bool *busy)
 {
-    uint64_t start = prim.now_ns(), cpu = prim.cpu_ns(), fixed;
+    uint64_t start = prim.now_ns(), begin = prim.cpu_ns(), cpu, fixed;
     bool moved = span_isolate(e, s);
 
-    fixed = prim.cpu_ns() - cpu;
+    fixed = prim.cpu_ns() - begin;
     if (moved) {
         *busy = span_replace(e, s);
     }
@@ -626,10 +693,11 @@ static bool span_carry_out(KsmEngine *e, Isolation *s, bool *busy)
     if (s->registered) {
         span_release(e, s);
     }
-    average(&e->merge.isolate_ns, fixed + prim.cpu_ns() - cpu);
-    start = prim.now_ns() - start;
-    engine_stall(e, start);
-    average(&e->merge.page_ns, start / s->n);
+    fixed += prim.cpu_ns() - cpu;
+    average(&e->merge.isolate_ns,
+            fixed - MIN(fixed, s->n * e->merge.move_ns));
+    page_cost(e, s->n, prim.cpu_ns() - begin);
+    engine_stall(e, prim.now_ns() - start);
     e->total.isolations++;
     return moved;
 }

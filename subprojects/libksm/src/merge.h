@@ -32,9 +32,13 @@ typedef struct KsmMerge {
     char *small;            /* 2 MiB: for small pages */
     char *huge;             /* 2 MiB: for a huge page as a whole */
     uint8_t kinds[CHUNK_PAGES];     /* PM_* of the staged pages */
-    /* costs: averages */
-    uint64_t isolate_ns, map_ns, keep_ns;
-    uint64_t page_ns;       /* stall per page of a span */
+    /* averages of CPU time */
+    uint64_t isolate_ns;    /* a span; but for its pages, as back_ns */
+    uint64_t move_ns;       /* a page moved out or back */
+    uint64_t map_ns;        /* a run */
+    uint64_t copy_ns;       /* a page put back by copying */
+    uint64_t back_ns;       /* a stretch of pages moved back */
+    uint64_t page_ns;       /* CPU per page while it is staged */
 } KsmMerge;
 
 int merge_init(KsmEngine *e);

@@ -24,8 +24,7 @@
 #define RECOUNT_MIN_NS      UINT64_C(500000000)
 #define RECOUNT_NS          (UINT64_C(10) * 1000000000)
 #define VMAS_GUESS          65530u  /* vm.max_map_count where not readable */
-#define SPAN_MIN            32u /* pages: no span is cut shorter */
-#define SPAN_COST_NS        UINT64_C(15000) /* a shootdown */
+#define DROP_NS             UINT64_C(7500)  /* dropping a staged span */
 
 static unsigned gain_needed(const KsmRegion *r, const KsmChunk *c)
 {
@@ -316,7 +315,8 @@ static bool page_is_movable(const KsmRegion *r, size_t page)
 static unsigned plan_spans(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmPlan *p = &e->plan;
-    unsigned gap = SPAN_COST_NS / MAX(e->merge.keep_ns, 100);
+    /* pages not moved at all against another isolation */
+    unsigned gap = (e->merge.isolate_ns + DROP_NS) / MAX(e->merge.copy_ns, 100);
     const KsmChunk *c = &r->chunk[chunk];
     unsigned kept = 0;
     unsigned most = e->cfg.stall_limit_ns / MAX(e->merge.page_ns, 1);
@@ -355,8 +355,8 @@ static bool plan_pays(KsmEngine *e, KsmRegion *r, unsigned kept)
     if (!gain) {
         return false;
     }
-    cost = p->n_spans * (e->merge.isolate_ns + SPAN_COST_NS / 2) +
-           p->runs * e->merge.map_ns + kept * e->merge.keep_ns;
+    cost = p->n_spans * (e->merge.isolate_ns + DROP_NS) +
+           p->runs * e->merge.map_ns + kept * e->merge.copy_ns;
     return gain >= gain_needed(r, &r->chunk[p->chunk]) &&
            cost / gain <= COST_PER_PAGE_MAX;
 }

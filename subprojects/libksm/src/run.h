@@ -21,6 +21,7 @@
 #include "region.h"
 
 #define RUN_PATTERN_MIN 16u     /* equal neighbours that make a pattern */
+#define SPAN_MIN        32u     /* pages: no span is cut shorter */
 
 typedef enum PlanAct {
     ACT_KEEP,       /* goes back as it is */
@@ -31,6 +32,7 @@ typedef enum PlanAct {
     ACT_HOLE,       /* merge: was not populated */
     ACT_PINNED,     /* merge: STAY, because it is pinned */
     ACT_CHANGED,    /* merge: KEEP, because it differs */
+    ACT_COLLIDED,   /* merge: KEEP, equal only by hash; slot[]: new tag */
 } PlanAct;
 
 typedef struct PlanSpan {

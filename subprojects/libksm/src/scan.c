@@ -301,10 +301,29 @@ static void page_equal(KsmEngine *e, KsmRegion *r, size_t page,
     }
 }
 
+/* A page whose content is known is looked up, and known to the index. */
+static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
+{
+    uint32_t place = index_lookup(&e->index, tag);
+
+    r->tag[page] = tag;
+    if (place != PLACE_NONE) {
+        page_equal(e, r, page, place);
+        return;
+    }
+    page_set(r, page, PAGE_UNIQUE);
+    if (index_insert(&e->index, tag, page_id(r, page))) {
+        r->state[page] |= PAGE_INDEXED;
+    }
+    history_miss(r, page);
+}
+
 static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
                           uint64_t hash64)
 {
-    uint32_t hash = scan_fold(r, hash64), place;
+    uint32_t again = scan_fold_again(r, hash64);
+    /* as before: it may have been moved, and not written */
+    uint32_t hash = r->tag[page] == again ? again : scan_fold(r, hash64);
 
     if (hash64 == e->zero_hash) {
         if (page_state(r, page) != PAGE_ZEROES) {
@@ -324,17 +343,14 @@ static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
         }
         return;
     }
-    r->tag[page] = hash;
-    place = index_lookup(&e->index, hash);
-    if (place != PLACE_NONE) {
-        page_equal(e, r, page, place);
-        return;
-    }
-    page_set(r, page, PAGE_UNIQUE);
-    if (index_insert(&e->index, hash, page_id(r, page))) {
-        r->state[page] |= PAGE_INDEXED;
-    }
-    history_miss(r, page);
+    page_tag(e, r, page, hash);
+}
+
+void scan_collided(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
+{
+    region_leave(r, page, PAGE_NEW);
+    page_tag(e, r, page, tag);
+    page_chunk(r, page)->flags |= CHUNK_VISIT;
 }
 
 static uint64_t zero_or_not(KsmEngine *e, const char *page)

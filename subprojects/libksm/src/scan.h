@@ -35,11 +35,26 @@ static inline uint32_t scan_fold(const KsmRegion *r, uint64_t hash)
     return (uint32_t)(hash ^ (hash >> 32)) ^ r->salt;
 }
 
+/*
+ * Other 32 bits of it, for a page whose first ones belong to another content
+ * as well: the index knows one page by a hash, and comparing has told.
+ */
+static inline uint32_t scan_fold_again(const KsmRegion *r, uint64_t hash)
+{
+    return (uint32_t)(hash * UINT64_C(0x9e3779b97f4a7c15) >> 32) ^ r->salt;
+}
+
 /* One piece of work; false: the pass is complete. */
 bool scan_step(KsmEngine *e);
 
 /* The chunk is ripe, or may be: merge it soon. */
 void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk);
+
+/*
+ * The page is not equal to what the index knows by its hash, though it did
+ * not change: from now on it goes by @tag.
+ */
+void scan_collided(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag);
 
 /* The region goes. */
 void scan_forget(KsmEngine *e, KsmRegion *r);

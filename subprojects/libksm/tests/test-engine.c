@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "engine.h"
+#include "hash.h"
 #include "util.h"
 
 #define PAGES   (4 * 512u)
@@ -63,6 +64,40 @@ static void run_duplicates(Fixture *f)
     mem_write(f->mem, 3, 17, 'w');
     mem_check(f->mem);
     g_assert(mem_anonymous(f->mem, 0, 1536) == 1);
+}
+
+/* A hash whose 32 bits that are kept are the same for every content. */
+static uint64_t hash_colliding(const void *page, uint64_t seed)
+{
+    uint32_t low = hash_base(page, seed);
+
+    return low | (uint64_t)(low ^ 0x12345678) << 32;
+}
+
+static void run_collisions(Fixture *f)
+{
+    static const char zeroes[PAGE];
+    KsmStats s;
+
+    f->engine->hash = hash_colliding;
+    f->engine->zero_hash = hash_colliding(zeroes, f->engine->seed);
+    mem_fill_run(f->mem, 0, 512, 1000, 1);
+    mem_fill_run(f->mem, 512, 512, 1000, 1);
+    mem_fill_run(f->mem, 1024, 512, 1000, 1);
+    for (unsigned i = 0; i < 10 * PASSES; i++) {
+        util_passes(f->engine, 1);
+        s = util_stats(f->engine);
+        if (s.pages_sharing == 1024) {
+            break;
+        }
+    }
+    g_assert_cmpuint(s.pages_sharing, ==, 1024);
+    g_assert_cmpuint(s.verify_failed, >, 0);
+    mem_check(f->mem);
+    /* known by now: nobody compares the same pages for ever */
+    settle(f);
+    g_assert_cmpuint(util_stats(f->engine).verify_failed, ==,
+                     s.verify_failed);
 }
 
 static void run_unique(Fixture *f)
@@ -401,6 +436,7 @@ static const struct {
     void (*run)(Fixture *f);
 } kinds[] = {
     { "duplicates", KSM_SCOPE_VM, false, run_duplicates },
+    { "collisions", KSM_SCOPE_VM, false, run_collisions },
     { "unique", KSM_SCOPE_VM, false, run_unique },
     { "zeroes", KSM_SCOPE_VM, false, run_zeroes },
     { "pattern", KSM_SCOPE_VM, false, run_pattern },

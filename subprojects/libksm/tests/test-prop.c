@@ -19,6 +19,7 @@
  * test-prop [--seconds N] [--seed N] [--threads N]
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
@@ -157,11 +158,89 @@ static long note(const char *name, uint64_t ns, const void *at, size_t len,
     return ret;
 }
 
+/*
+ * What was staged, as it was when the move returned.  Nobody can reach a page
+ * there: one that changes was written through a translation that the move
+ * should have made the processors forget.
+ */
+typedef struct Staged {
+    char *stage, *copy;
+    uint8_t valid[2 * CHUNK / PAGE];
+} Staged;
+
+static Staged staged[N_ENGINES];
+static int pagemap_fd;
+
+static Staged *staged_at(const void *addr)
+{
+    for (int i = 0; i < N_ENGINES; i++) {
+        char *stage = staged[i].stage;
+
+        if (stage && (char *)addr >= stage &&
+            (char *)addr < stage + 2 * CHUNK) {
+            return &staged[i];
+        }
+    }
+    return NULL;
+}
+
+static bool is_present(const char *page)
+{
+    uint64_t entry = 0;
+
+    return pread(pagemap_fd, &entry, 8, (uintptr_t)page / PAGE * 8) == 8 &&
+           entry >> 63;
+}
+
+static void staged_keep(char *addr, size_t len)
+{
+    Staged *s = staged_at(addr);
+
+    for (size_t i = 0; s && i < len; i += PAGE) {
+        size_t page = (addr + i - s->stage) / PAGE;
+
+        s->valid[page] = is_present(addr + i);
+        if (s->valid[page]) {
+            memcpy(s->copy + page * PAGE, addr + i, PAGE);
+        }
+    }
+}
+
+/* @gone: the pages are about to leave the staging area. */
+static void staged_check(const char *addr, size_t len, bool gone)
+{
+    Staged *s = staged_at(addr);
+
+    for (size_t i = 0; s && i < len; i += PAGE) {
+        size_t page = (addr + i - s->stage) / PAGE;
+        const char *copy = s->copy + page * PAGE;
+
+        /* one that was freed lazily may have been reclaimed */
+        if (s->valid[page] && memcmp(addr + i, copy, PAGE) &&
+            is_present(addr + i) && !all_zero(addr + i)) {
+            size_t at = 0;
+
+            while (at < PAGE - 1 && addr[i + at] == copy[at]) {
+                at++;
+            }
+            printf("Bail out! staged page %zu was written: offset %zu was "
+                   "%02x, is %02x; seed %" PRIu64 "\n", page, at,
+                   (uint8_t)copy[at], (uint8_t)addr[i + at], T.seed);
+            fflush(stdout);
+            _exit(1);
+        }
+        s->valid[page] &= !gone;
+    }
+}
+
 static void *note_map(void *addr, size_t len, int prot, int flags, int fd,
                       off_t offset)
 {
     uint64_t ns = prim_real.now_ns();
-    void *p = prim_real.map(addr, len, prot, flags, fd, offset);
+    void *p;
+
+    staged_check(addr, len, true);
+    p = prim_real.map(addr, len, prot, flags, fd, offset);
 
     note(fd < 0 ? "map" : "map pool", ns, addr, len, offset, !p);
     return p;
@@ -179,6 +258,9 @@ static int note_advise(void *addr, size_t len, int advice)
 {
     uint64_t ns = prim_real.now_ns();
 
+    if (advice == MADV_DONTNEED) {
+        staged_check(addr, len, true);
+    }
     return note("advise", ns, addr, len, advice,
                 prim_real.advise(addr, len, advice));
 }
@@ -210,8 +292,17 @@ static int note_protect(const UffdRange *range, bool on)
 static int note_move(int fd, void *to, void *from, size_t len, size_t *done)
 {
     uint64_t ns = prim_real.now_ns();
-    int ret = prim_real.uffd_move(fd, to, from, len, done);
+    int ret;
 
+    staged_check(from, len, false);
+    ret = prim_real.uffd_move(fd, to, from, len, done);
+    if (staged_at(to)) {
+        staged_keep(to, *done);
+    } else if (staged_at(from)) {
+        Staged *s = staged_at(from);
+
+        memset(s->valid + ((char *)from - s->stage) / PAGE, 0, *done / PAGE);
+    }
     note("move to", ns, to, len, *done, ret);
     note("move from", ns, from, len, *done, ret);
     return ret;
@@ -221,8 +312,10 @@ static int note_copy(int fd, void *to, const void *from, size_t len,
                      size_t *done)
 {
     uint64_t ns = prim_real.now_ns();
-    int ret = prim_real.uffd_copy(fd, to, from, len, done);
+    int ret;
 
+    staged_check(from, len, false);
+    ret = prim_real.uffd_copy(fd, to, from, len, done);
     note("copy to", ns, to, len, *done, ret);
     return ret;
 }
@@ -239,6 +332,13 @@ static ssize_t note_pagemap(PmScan *scan)
 
 static void note_all(void)
 {
+    pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    g_assert(pagemap_fd >= 0);
+    for (int i = 0; i < N_ENGINES; i++) {
+        staged[i].stage = T.engines[i]->merge.small;
+        g_assert(T.engines[i]->merge.huge == staged[i].stage + CHUNK);
+        staged[i].copy = g_malloc(2 * CHUNK);
+    }
     prim.map = note_map;
     prim.remap = note_remap;
     prim.advise = note_advise;
