@@ -230,6 +230,9 @@ def idle_cpu(session: Session, source: str, image: Path, mib: int) -> Metrics:
         private_mib=mib // 4,
         load=0,
         userland=False,
+        # khugepaged copies all of a guest's memory once, for many minutes:
+        # 16 MiB every ten seconds
+        kernel="transparent_hugepage=never",
         properties={
             "scope": "vm",
             "dirty-tracking": source,

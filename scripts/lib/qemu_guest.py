@@ -220,6 +220,8 @@ class GuestSpec:
     userland: bool = True
     #: share of a CPU the guest verifies its memory with
     load: int = 20
+    #: further words for the kernel's command line
+    kernel: str = ""
     #: further arguments of QEMU
     extra: Sequence[str] = ()
     #: start as this user (needs root)
@@ -309,7 +311,7 @@ class Guest:
             "console=ttyS0 quiet panic=-1 memhp_default_state=online "
             f"guest.cache={spec.cache()} guest.private={spec.private()} "
             f"guest.seed={spec.seed} guest.load={spec.load} "
-            f"guest.userland={int(spec.userland)}"
+            f"guest.userland={int(spec.userland)} {spec.kernel}"
         )
         files = {name: f"{self.image}/{name}" for name in FILES}
         files["qemu"] = str(spec.qemu or qemu_binary())

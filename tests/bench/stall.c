@@ -11,7 +11,8 @@
  *
  * mode=engine: first without merging, then with libksm at max-cpu, in the same
  * process.  mode=runwise: the reference for CPU per saved page: each run of
- * its own is isolated, verified and replaced while the writers run.
+ * its own is registered, isolated, verified and replaced while the writers run
+ * (registered once and for all, every first touch of a page would wait).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -281,27 +282,30 @@ static void run_engine(Load *l, const Bench *b)
     }
 }
 
+static void watch(int uffd, char *addr, size_t len)
+{
+    struct uffdio_register reg = {
+        .range = { (uintptr_t)addr, len },
+        .mode = UFFDIO_REGISTER_MODE_MISSING,
+    };
+
+    if (ioctl(uffd, UFFDIO_REGISTER, &reg)) {
+        bench_die("userfaultfd: %s", strerror(errno));
+    }
+}
+
 static int open_uffd(Load *l, char *staging)
 {
     struct uffdio_api api = {
         .api = UFFD_API,
         .features = UFFD_FEATURE_MOVE,
     };
-    struct uffdio_register reg = {
-        .range = { (uintptr_t)l->mem, l->n * KSM_PAGE_SIZE },
-        .mode = UFFDIO_REGISTER_MODE_MISSING,
-    };
     int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 
-    if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api) ||
-        ioctl(uffd, UFFDIO_REGISTER, &reg)) {
+    if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api)) {
         bench_die("userfaultfd: %s", strerror(errno));
     }
-    reg.range.start = (uintptr_t)staging;
-    reg.range.len = l->run * KSM_PAGE_SIZE;
-    if (ioctl(uffd, UFFDIO_REGISTER, &reg)) {
-        bench_die("userfaultfd: %s", strerror(errno));
-    }
+    watch(uffd, staging, l->run * KSM_PAGE_SIZE);
     return uffd;
 }
 
@@ -335,9 +339,12 @@ static int merge_run(Load *l, int uffd, int fd, const char *pool,
     size_t len = l->run * KSM_PAGE_SIZE;
     off_t slot = page % l->equal * KSM_PAGE_SIZE;
     struct uffdio_range range = { (uintptr_t)addr, len };
-    int64_t moved = move(uffd, staging, addr, len);
-    bool same = moved == (int64_t)len;
+    int64_t moved;
+    bool same;
 
+    watch(uffd, addr, len);
+    moved = move(uffd, staging, addr, len);
+    same = moved == (int64_t)len;
     if (same && page < l->equal) {
         same = pwrite(fd, staging, len, slot) == (ssize_t)len;
     } else if (same) {
@@ -351,6 +358,9 @@ static int merge_run(Load *l, int uffd, int fd, const char *pool,
         madvise(addr, len, MADV_POPULATE_READ);
     } else if (moved && move(uffd, addr, staging, moved) != moved) {
         bench_die("pages could not be put back: %s", strerror(errno));
+    }
+    if (!same) {
+        ioctl(uffd, UFFDIO_UNREGISTER, &range);
     }
     ioctl(uffd, UFFDIO_WAKE, &range);
     madvise(staging, len, MADV_DONTNEED);

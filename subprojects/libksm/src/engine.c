@@ -603,10 +603,12 @@ static int64_t step_pause(KsmEngine *e, bool more)
 
     if (!more) {
         uint64_t wait = e->scan.due > now ? e->scan.due - now : 0;
+        int64_t settle = freer_wait(e->freer);
 
         spread = budget_spread(e->cfg.target_scan_s * UINT64_C(1000000000),
                                now - e->scan.started, 1, 1);
-        return MAX(MAX(rest, wait), spread);
+        wait = MAX(wait, spread);
+        return MAX(rest, settle < 0 ? wait : MIN(wait, (uint64_t)settle));
     }
     if (e->cfg.target_scan_s) {
         spread = budget_spread(e->cfg.target_scan_s * UINT64_C(1000000000),
@@ -626,7 +628,11 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
     budget_begin(&e->budget, e->cfg.max_cpu, max_ns);
     if (!max_ns && e->run && e->scan.phase == PHASE_START &&
         prim.now_ns() < e->scan.due) {
-        pause = e->scan.due - prim.now_ns();
+        /* between passes only what was freed is looked after */
+        while (budget_used(&e->budget) < e->budget.limit &&
+               discard_settle(e)) {
+        }
+        pause = step_pause(e, false);
         more = false;
     }
     while (more && e->run && !e->dead && e->regions->len) {

@@ -62,7 +62,9 @@ typedef struct KsmScan {
     uint64_t due;           /* ns; when the next one may begin */
     uint64_t idle_ns;       /* pause between passes, grows while idle */
     bool active;            /* something was hashed in this pass */
-    bool gained;            /* something was merged in this pass */
+    uint64_t scan_time;     /* totals when this pass began */
+    uint64_t merged;
+    uint64_t hash_time;     /* of this pass, part of scan_time */
     uint64_t visited;       /* chunks of this pass behind us */
     uint32_t ripe[RIPE_MAX];    /* ids of first pages: chunks to merge */
     unsigned n_ripe;

@@ -274,9 +274,9 @@ void ksm_freer_forget(KsmFreer *freer, void *addr, size_t len)
     }
 }
 
-int64_t freer_due(KsmFreer *freer, void **addr, size_t *len)
+/* ns until the oldest range is due: 0, it is; -1, there is none. */
+static int64_t oldest_wait(KsmFreer *freer)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
     Range *range = g_queue_peek_head(&freer->ranges);
     int64_t now = (int64_t)prim.now_ns(), wait;
 
@@ -287,6 +287,25 @@ int64_t freer_due(KsmFreer *freer, void **addr, size_t *len)
     if (wait > 0 && !(under_pressure(freer, now) &&
                       range->freed_ns < freer->pressure_since_ns)) {
         return MIN(wait, KSM_FREER_STEP_NS);
+    }
+    return 0;
+}
+
+int64_t freer_wait(KsmFreer *freer)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+
+    return oldest_wait(freer);
+}
+
+int64_t freer_due(KsmFreer *freer, void **addr, size_t *len)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    Range *range = g_queue_peek_head(&freer->ranges);
+    int64_t wait = oldest_wait(freer);
+
+    if (wait != 0) {
+        return wait;
     }
     *addr = (void *)range->start;
     *len = range->end - range->start;

@@ -30,6 +30,9 @@ int freer_release_lazily(KsmFreer *freer, void *addr, size_t len);
 /* From now on freer_due() tells of all that was released lazily. */
 void freer_remember_all(KsmFreer *freer);
 
+/* ns after which freer_due() is to be asked again; 0: now; -1: not at all. */
+int64_t freer_wait(KsmFreer *freer);
+
 /*
  * 0: the range, of one chunk, was released lazily long enough ago, or memory
  * is short; it is forgotten.  Else as ksm_freer_step().

@@ -20,7 +20,6 @@
 #include "scan.h"
 #include "tsan.h"
 
-#define COST_PER_PAGE_MAX   UINT64_C(12000) /* ns a saved page may cost */
 #define RECOUNT_MIN_NS      UINT64_C(500000000)
 #define RECOUNT_NS          (UINT64_C(10) * 1000000000)
 #define VMAS_GUESS          65530u  /* vm.max_map_count where not readable */
@@ -358,7 +357,7 @@ static bool plan_pays(KsmEngine *e, KsmRegion *r, unsigned kept)
     cost = p->n_spans * (e->merge.isolate_ns + DROP_NS) +
            p->runs * e->merge.map_ns + kept * e->merge.copy_ns;
     return gain >= gain_needed(r, &r->chunk[p->chunk]) &&
-           cost / gain <= COST_PER_PAGE_MAX;
+           cost / gain <= RUN_PAGE_WORTH_NS;
 }
 
 /* Takes slots for the ACT_NEW pages, in order, and copies their content. */

@@ -18,6 +18,13 @@
 #define IDLE_MIN_NS     UINT64_C(100000000)
 #define IDLE_SOON_NS    UINT64_C(1000000000)
 #define IDLE_MAX_NS     UINT64_C(10000000000)
+/*
+ * A pass that did not pay for itself is rested from for so many times its CPU
+ * time, but for hashing, which is done once: 0.07 % of a core for watching
+ * memory where nothing happens.
+ */
+#define REST_SHARE      1500u
+#define REST_MAX_NS     UINT64_C(30000000000)
 /* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
@@ -102,9 +109,13 @@ static void page_broke(KsmEngine *e, KsmRegion *r, size_t page)
     e->total.cow_broken++;
 }
 
+/*
+ * Only what is present: a marker in the page table passes for swapped out,
+ * and a slot must not lose a user that still maps it.
+ */
 static bool kind_is_anonymous(uint8_t kind)
 {
-    return (kind & (PM_PRESENT | PM_SWAPPED)) && !(kind & PM_FILE);
+    return (kind & PM_PRESENT) && !(kind & PM_FILE);
 }
 
 /* What the page tables say about a page against what we thought. */
@@ -421,12 +432,7 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
         merged = merge_plan(e);
         e->total.merged += merged;
         r->merged += merged;
-        if (merged) {
-            c->backoff = 0;
-            e->scan.gained = true;
-        } else {
-            c->backoff = MIN(c->backoff + 1, 6);
-        }
+        c->backoff = merged ? 0 : MIN(c->backoff + 1, 6);
         c->tried = c->gain;
         c->wait = 1u << c->backoff;
     }
@@ -437,7 +443,7 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
 static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
-    uint64_t cpu = prim.cpu_ns();
+    uint64_t cpu = prim.cpu_ns(), looked;
     unsigned hashed = 0;
     bool seen;
 
@@ -448,7 +454,9 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
         e->scan.again = true;
         return;
     }
+    looked = prim.cpu_ns();
     hashed = chunk_hash(e, r, chunk);
+    e->scan.hash_time += prim.cpu_ns() - looked;
     e->scan.active |= hashed && r->dirty != KSM_DIRTY_CHECKSUM;
     if (c->fresh > c->written && r->dirty != KSM_DIRTY_CHECKSUM) {
         c->flags |= CHUNK_VISIT;    /* some were skipped */
@@ -497,7 +505,9 @@ static void pass_start(KsmEngine *e)
     s->pass++;
     s->started = prim.now_ns();
     s->active = false;
-    s->gained = false;
+    s->scan_time = e->total.scan_time;
+    s->merged = e->total.merged;
+    s->hash_time = 0;
     s->again = false;
     s->visited = 0;
     for (guint i = 0; i < e->regions->len; i++) {
@@ -514,6 +524,21 @@ static void pass_start(KsmEngine *e)
     s->chunk = 0;
 }
 
+/* How long to be idle after a pass; 0: what it merged was worth its while. */
+static uint64_t pass_rest(const KsmEngine *e)
+{
+    const KsmScan *s = &e->scan;
+    uint64_t cost = e->total.scan_time - s->scan_time;
+    uint64_t worth = (e->total.merged - s->merged) * RUN_PAGE_WORTH_NS;
+    uint64_t idle = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
+                        s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
+
+    if (s->settle || worth > cost) {
+        return 0;
+    }
+    return MAX(idle, MIN((cost - s->hash_time) * REST_SHARE, REST_MAX_NS));
+}
+
 static void pass_end(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
@@ -521,12 +546,7 @@ static void pass_end(KsmEngine *e)
     e->total.full_scans++;
     s->phase = PHASE_START;
     s->settle -= s->settle > 0;
-    if (s->gained || s->settle) {
-        s->idle_ns = 0;
-    } else {
-        s->idle_ns = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
-                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
-    }
+    s->idle_ns = pass_rest(e);
     s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                  prim.now_ns() + s->idle_ns);
     pool_flush(&e->pool);

@@ -16,6 +16,7 @@
 
 #include "engine.h"
 #include "hash.h"
+#include "prim.h"
 #include "util.h"
 
 #define PAGES   (4 * 512u)
@@ -234,6 +235,33 @@ static void run_freed_rests(Fixture *f)
     mem_check(f->mem);
 }
 
+/* An idle engine makes no pass, but goes on giving back what was freed. */
+static void run_freed_idle(Fixture *f)
+{
+    KsmEngine *e = f->engine;
+    uint64_t scans;
+    int64_t wait;
+
+    mem_fill_run(f->mem, 0, PAGES, 1, 1);
+    settle(f);
+    g_assert(e->scan.idle_ns > 0);
+    ksm_freer_set_decay(e->freer, 20000000);
+    g_assert(ksm_free_hint(f->region, 0, PAGES * PAGE) == 0);
+    e->scan.due = prim.now_ns() + UINT64_C(3600000000000);
+    scans = util_stats(e).full_scans;
+    wait = ksm_step(e, 0);
+    g_assert(wait > 0 && wait <= 20000000);
+    for (unsigned i = 0; i < 10000 && freer_wait(e->freer) >= 0; i++) {
+        g_usleep(wait / 1000);
+        wait = ksm_step(e, 0);
+    }
+    g_assert(freer_wait(e->freer) == -1);
+    /* then there is nothing to wait for but the next pass */
+    g_assert(ksm_step(e, 0) > INT64_C(3000000000000));
+    g_assert(util_stats(e).full_scans == scans);
+    mem_fill_run(f->mem, 0, PAGES, 1, 1);
+}
+
 static void run_unmerge(Fixture *f)
 {
     mem_fill_run(f->mem, 0, 1024, 1000, 1);
@@ -444,6 +472,7 @@ static const struct {
     { "discard", KSM_SCOPE_VM, false, run_discard },
     { "free-hint", KSM_SCOPE_VM, false, run_free_hint },
     { "freed-rests", KSM_SCOPE_VM, true, run_freed_rests },
+    { "freed-idle", KSM_SCOPE_VM, true, run_freed_idle },
     { "unmerge", KSM_SCOPE_VM, false, run_unmerge },
     { "busy", KSM_SCOPE_VM, false, run_busy },
     { "inhibited", KSM_SCOPE_VM, false, run_inhibited },
