@@ -279,10 +279,11 @@ def idle(session: Session) -> Metrics:
     out: Metrics = {"idle_guest_gib": mib / 1024}
     for source in SOURCES:
         out |= idle_cpu(session, source, guest_image(), mib)
-    # the main loop asks the log; its other work makes this noisy, even negative
+    # the main loop asks the log, not the page map; its other work makes this
+    # noisy, even negative
     out["idle_cpu_percent"] = max(
-        out[f"{s}_engine_cpu_percent"] + max(0.0, out[f"{s}_main_cpu_percent"])
-        for s in SOURCES
+        out["pagemap_engine_cpu_percent"],
+        out["log_engine_cpu_percent"] + max(0.0, out["log_main_cpu_percent"]),
     )
     return out
 
