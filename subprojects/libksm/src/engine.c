@@ -629,9 +629,9 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
     if (!max_ns && e->run && e->scan.phase == PHASE_START &&
         prim.now_ns() < e->scan.due) {
         /* between passes only what was freed is looked after */
-        while (budget_used(&e->budget) < e->budget.limit &&
-               discard_settle(e)) {
-        }
+        do {
+            more = discard_settle(e);
+        } while (more && budget_used(&e->budget) < e->budget.limit);
         pause = step_pause(e, false);
         more = false;
     }
