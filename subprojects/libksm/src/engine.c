@@ -626,7 +626,7 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
 
     lock_take(&e->lock);
     budget_begin(&e->budget, e->cfg.max_cpu, max_ns);
-    if (!max_ns && e->run && e->scan.phase == PHASE_START &&
+    if (!max_ns && e->run && !e->dead && e->scan.phase == PHASE_START &&
         prim.now_ns() < e->scan.due) {
         /* between passes only what was freed is looked after */
         do {
