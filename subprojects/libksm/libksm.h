@@ -82,7 +82,8 @@ typedef struct KsmConfig {
     unsigned max_page_sharing;      /* 256: users of one pool page, >= 2 */
     /* 25: share of vm.max_map_count that is left to the program */
     unsigned vma_reserve_percent;
-    uint64_t stall_limit_ns;        /* 1 ms: aim for the longest isolation */
+    /* 1 ms: aim for the longest isolation, of CPU */
+    uint64_t stall_limit_ns;
 } KsmConfig;
 
 void ksm_config_init(KsmConfig *config);
