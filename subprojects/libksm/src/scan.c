@@ -387,6 +387,9 @@ static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk)
             !page_wanted(e, r, first + i)) {
             continue;
         }
+        if (i + 1 < CHUNK_PAGES && e->kinds[i + 1] & PM_PRESENT) {
+            page_prefetch(page + PAGE_BYTES);
+        }
         hash[n] = engine_zero_only(e) ? zero_or_not(e, page)
                                       : e->hash(page, e->seed);
         index_prefetch(&e->index, scan_fold(r, hash[n]));
