@@ -432,13 +432,13 @@ static void span_release(KsmEngine *e, Isolation *s)
 {
     UffdRange range = span_range(e, s);
     unsigned tries = 0;
-
     int ret;
 
-    do {
-        ret = prim.uffd_unregister(&range);
-        prim.pause(ret < 0 && tries > 8 ? 1000 : 0);
-    } while (ret < 0 && ret != -EINVAL && ++tries < 10000);
+    /* a pause of nothing would last 50 us, for whoever waits too */
+    while ((ret = prim.uffd_unregister(&range)) < 0 && ret != -EINVAL &&
+           ++tries < 10000) {
+        prim.pause(tries > 8 ? 1000 : 0);
+    }
     tries = 0;
     while (prim.uffd_wake(&range) < 0 && ++tries < 10000) {
         prim.pause(tries > 8 ? 1000 : 0);
