@@ -395,6 +395,36 @@ static void mark_holes(KsmEngine *e, Isolation *s)
 }
 
 /*
+ * Fills the slots that are to hold staged pages.  What is copied here is what
+ * will be replaced, for nobody can write it: it needs no comparison.
+ */
+static void fill_slots(KsmEngine *e, Isolation *s)
+{
+    KsmPlan *p = &e->plan;
+    unsigned n;
+
+    for (unsigned i = s->at; i < s->at + s->n; i += n) {
+        n = 1;
+        if (p->act[i] != ACT_FILL) {
+            continue;
+        }
+        while (i + n < s->at + s->n && p->act[i + n] == ACT_FILL &&
+               p->slot[i + n] == p->slot[i] + n) {
+            n++;
+        }
+        if (pool_fill(&e->pool, p->slot[i],
+                      s->stage + (i - s->at) * PAGE_BYTES, n) == 0) {
+            continue;
+        }
+        p->region->chunk[p->chunk].reason = KSM_REASON_NO_MEMORY;
+        for (unsigned k = i; k < i + n; k++) {
+            run_drop(e, k);
+            p->act[k] = ACT_KEEP;
+        }
+    }
+}
+
+/*
  * Compares what was staged with what it shall become.  Returns the number of
  * pages that stand.
  */
@@ -410,6 +440,11 @@ static unsigned verify(KsmEngine *e, Isolation *s)
         PlanAct act;
         bool equal;
 
+        if (p->act[at] == ACT_FILL) {
+            p->act[at] = ACT_MAP;
+            good++;
+            continue;
+        }
         if (p->act[at] != ACT_ZERO && p->act[at] != ACT_MAP) {
             continue;
         }
@@ -574,7 +609,7 @@ static void span_undo(KsmEngine *e, Isolation *s, PlanAct act)
     for (unsigned i = 0; i < s->n; i++) {
         PlanAct was = p->act[s->at + i];
 
-        if (was == ACT_MAP || was == ACT_ZERO) {
+        if (act_has_slot(was) || was == ACT_ZERO) {
             run_drop(e, s->at + i);
             p->act[s->at + i] = act;
         }
@@ -646,6 +681,9 @@ static bool span_replace(KsmEngine *e, Isolation *s)
         s->r->busy++;
         span_undo(e, s, ACT_PINNED);
         return true;
+    }
+    if (s->kinds_known) {
+        fill_slots(e, s);
     }
     if (!s->kinds_known || !verify(e, s)) {
         span_undo(e, s, ACT_KEEP);

@@ -23,6 +23,8 @@
 #define RECOUNT_MIN_NS      UINT64_C(500000000)
 #define RECOUNT_NS          (UINT64_C(10) * 1000000000)
 #define VMAS_GUESS          65530u  /* vm.max_map_count where not readable */
+#define FILL_SPAN_MIN   128u    /* pages */
+#define FILL_GAIN_NS    128u    /* a page, for what is still in the cache */
 #define DROP_NS             UINT64_C(7500)  /* dropping a staged span */
 
 static unsigned gain_needed(const KsmRegion *r, const KsmChunk *c)
@@ -219,7 +221,7 @@ void run_drop(KsmEngine *e, unsigned page)
 {
     KsmPlan *p = &e->plan;
 
-    if (p->act[page] == ACT_MAP) {
+    if (act_has_slot(p->act[page])) {
         pool_user_drop(&e->pool, p->slot[page]);
     }
 }
@@ -227,11 +229,13 @@ void run_drop(KsmEngine *e, unsigned page)
 /* Is page i + 1 of the plan in the same mapping as page i? */
 static bool plan_joined(const KsmPlan *p, unsigned i)
 {
-    if (i + 1 >= CHUNK_PAGES || p->act[i] != p->act[i + 1]) {
+    if (i + 1 >= CHUNK_PAGES) {
         return false;
     }
-    return p->act[i] == ACT_NEW ||
-           (p->act[i] == ACT_MAP && p->slot[i] + 1 == p->slot[i + 1]);
+    if (act_has_slot(p->act[i]) && act_has_slot(p->act[i + 1])) {
+        return p->slot[i] + 1 == p->slot[i + 1];
+    }
+    return p->act[i] == ACT_NEW && p->act[i + 1] == ACT_NEW;
 }
 
 /* Shortest run worth a mapping, by how many mappings are left. */
@@ -259,7 +263,7 @@ static void plan_prune(KsmEngine *e)
         if (p->act[i] == ACT_ZERO) {
             p->zero++;
         }
-        if (p->act[i] != ACT_MAP && p->act[i] != ACT_NEW) {
+        if (!act_has_slot(p->act[i]) && p->act[i] != ACT_NEW) {
             continue;
         }
         while (plan_joined(p, i + n - 1)) {
@@ -273,8 +277,10 @@ static void plan_prune(KsmEngine *e)
             continue;
         }
         p->runs++;
-        p->map += p->act[i] == ACT_MAP ? n : 0;
-        p->fresh += p->act[i] == ACT_NEW ? n : 0;
+        for (unsigned k = i; k < i + n; k++) {
+            p->map += p->act[k] == ACT_MAP;
+            p->fresh += p->act[k] != ACT_MAP;
+        }
     }
 }
 
@@ -310,6 +316,22 @@ static bool page_is_movable(const KsmRegion *r, size_t page)
     return s != PAGE_OUTSIDE && s != PAGE_SWAPPED && !page_is_mapped(r, page);
 }
 
+/*
+ * Most pages of a span.  Where slots are to be filled, the pages that a short
+ * span has just given back are the ones to be written, still in the cache;
+ * that is worth another isolation where isolating is cheap.
+ */
+static unsigned span_most(const KsmEngine *e)
+{
+    unsigned most = e->cfg.stall_limit_ns / MAX(e->merge.page_ns, 1);
+
+    if (e->plan.fresh) {
+        most = MIN(most, MAX(e->merge.isolate_ns / FILL_GAIN_NS,
+                             FILL_SPAN_MIN));
+    }
+    return MAX(most, SPAN_MIN);
+}
+
 /* Parts of the chunk to isolate; returns pages that will be put back. */
 static unsigned plan_spans(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -318,10 +340,9 @@ static unsigned plan_spans(KsmEngine *e, KsmRegion *r, size_t chunk)
     unsigned gap = (e->merge.isolate_ns + DROP_NS) / MAX(e->merge.copy_ns, 100);
     const KsmChunk *c = &r->chunk[chunk];
     unsigned kept = 0;
-    unsigned most = e->cfg.stall_limit_ns / MAX(e->merge.page_ns, 1);
+    unsigned most = span_most(e);
     PlanSpan *s = NULL;
 
-    most = MAX(most, SPAN_MIN);
     if ((c->flags & CHUNK_HUGE) && !c->mapped && region_has(r, chunk)) {
         return plan_whole(p);
     }
@@ -360,7 +381,7 @@ static bool plan_pays(KsmEngine *e, KsmRegion *r, unsigned kept)
            cost / gain <= RUN_PAGE_WORTH_NS;
 }
 
-/* Takes slots for the ACT_NEW pages, in order, and copies their content. */
+/* Takes slots for the ACT_NEW pages, in order. */
 static unsigned promote_run(KsmEngine *e, KsmRegion *r, unsigned i,
                             unsigned n, KsmReason *why)
 {
@@ -369,11 +390,7 @@ static unsigned promote_run(KsmEngine *e, KsmRegion *r, unsigned i,
     uint32_t slot = memcg_is_tight(&e->memcg) ? SLOT_NONE
                                               : pool_take(&e->pool, &n);
 
-    if (slot == SLOT_NONE ||
-        pool_fill(&e->pool, slot, page_addr(r, page), n) < 0) {
-        if (slot != SLOT_NONE) {
-            pool_untake(&e->pool, slot, n);
-        }
+    if (slot == SLOT_NONE) {
         *why = KSM_REASON_NO_MEMORY;
         return 0;
     }
@@ -381,7 +398,7 @@ static unsigned promote_run(KsmEngine *e, KsmRegion *r, unsigned i,
         e->pool.hash[slot + k] = r->tag[page + k];
         pool_user_add(&e->pool, slot + k);
         index_to_slot(e, r->tag[page + k], slot + k);
-        p->act[i + k] = ACT_MAP;
+        p->act[i + k] = ACT_FILL;
         p->slot[i + k] = slot + k;
     }
     return n;
@@ -467,9 +484,7 @@ bool run_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
         return refuse(e, c, run_shortest(e) > 1 ? KSM_REASON_VMA_LIMIT : why);
     }
     if (p->fresh) {
-        KSM_TSAN_IGNORE_BEGIN();
         plan_promote(e, r, &why);
-        KSM_TSAN_IGNORE_END();
         plan_prune(e);
         if (!plan_pays(e, r, plan_spans(e, r, chunk))) {
             plan_release(e);

@@ -5,9 +5,10 @@
  *
  * The plan says for each page of a chunk what is to become of it, which
  * parts of the chunk have to be isolated for that, and whether it pays.
- * Nothing is changed yet, but slots of the pool are taken and filled: the
- * content is copied before isolation, and compared after it, so that a guest
- * never waits for a copy.
+ * Nothing is changed yet, but slots of the pool are taken.  They are filled
+ * from what was isolated: that costs whoever waits for it a copy, and saves
+ * everybody a comparison, for the copy is what the page is replaced by.  Under
+ * memory pressure, when it could take long, no slot is taken (memcg.h).
  *
  * The unit of isolation.  Moving memory out costs a TLB shootdown per call
  * and breaks a huge page if it takes part of one.  So a huge page is moved
@@ -28,7 +29,8 @@ typedef enum PlanAct {
     ACT_KEEP,       /* goes back as it is */
     ACT_ZERO,       /* zeroes: given back to the kernel */
     ACT_MAP,        /* maps slot[] */
-    ACT_NEW,        /* to be copied to the pool; becomes ACT_MAP */
+    ACT_NEW,        /* to be copied to the pool; becomes ACT_FILL */
+    ACT_FILL,       /* fills slot[] and maps it; merge: becomes ACT_MAP */
     ACT_STAY,       /* merge: was not isolated */
     ACT_HOLE,       /* merge: was not populated */
     ACT_PINNED,     /* merge: STAY, because it is pinned */
@@ -44,10 +46,10 @@ typedef struct KsmPlan {
     KsmRegion *region;
     size_t chunk;
     uint8_t act[CHUNK_PAGES];
-    uint32_t slot[CHUNK_PAGES];     /* ACT_MAP: a user of it is taken */
+    uint32_t slot[CHUNK_PAGES];     /* MAP, FILL: a user of it is taken */
     PlanSpan span[CHUNK_PAGES / 2];
     unsigned n_spans;
-    unsigned zero, map, fresh;      /* pages by act: ZERO, MAP, NEW */
+    unsigned zero, map, fresh;      /* pages by act; fresh: NEW, FILL */
     unsigned runs;                  /* mappings it will need */
 } KsmPlan;
 
@@ -59,6 +61,11 @@ bool run_ripe(const KsmRegion *r, size_t chunk);
  * left in the chunk).
  */
 bool run_plan(KsmEngine *e, KsmRegion *r, size_t chunk);
+
+static inline bool act_has_slot(PlanAct act)
+{
+    return act == ACT_MAP || act == ACT_FILL;
+}
 
 /* Gives up the users of a run of pages that will not map their slots. */
 void run_drop(KsmEngine *e, unsigned page);
