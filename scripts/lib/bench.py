@@ -425,14 +425,6 @@ def stall(s: Session) -> Metrics:
             # a maximum is the worst of all runs
             for name in ("stall_max_ns", "isolation_max_ns"):
                 out[f"{name}_{suffix}"] = max(run[name] for run in runs)
-            # CPU per page saved, both at full speed
-            page = "cpu_us_per_saved_page"
-            chunkwise = s.worker("stall", max_cpu=100, off_seconds=1, **load)
-            runwise = s.worker("stall", mode="runwise", **load)
-            if page in chunkwise:
-                out[f"{page}_{suffix}"] = chunkwise[page]
-            out[f"runwise_{page}_{suffix}"] = runwise[page]
-            divide(out, f"cpu_ratio_{suffix}", runwise[page], chunkwise.get(page))
     for name in ("stall_p50_ns", "stall_p99_ns", "stall_max_ns"):
         out[name] = max(v for k, v in out.items() if k.startswith(name + "_"))
     name = "write_throughput_ratio"
@@ -440,15 +432,52 @@ def stall(s: Session) -> Metrics:
     return out
 
 
-def images(s: Session) -> Metrics:
-    """RAM of real guests: what is saved of what is equal."""
-    paths = s.images
-    if not paths and importlib.util.find_spec("bench_guests"):
+def ram_images(s: Session) -> list[Path]:
+    """Those named, or two that are made now and kept for this session."""
+    if not s.images and importlib.util.find_spec("bench_guests"):
         s.say("making RAM images of two guests")
         directory = TOP / "build" / "bench" / "images"
         directory.mkdir(parents=True, exist_ok=True)
-        paths = importlib.import_module("bench_guests").make_images(directory)
-    words = [f"image={path}" for path in paths]
+        s.images = importlib.import_module("bench_guests").make_images(directory)
+    return s.images
+
+
+def unit(s: Session) -> Metrics:
+    """CPU per page saved, chunk by chunk (libksm) and run by run, threads busy.
+
+    `guest`: the RAM of a guest; `runs`: 24 equal pages in every 32.  `ratio` is
+    of all CPU, `merge_ratio` of what is spent after equal pages are known.
+    """
+    out: Metrics = {}
+    loads = {"runs": [f"mib={128 if s.quick else 512}"]}
+    if paths := ram_images(s):
+        loads = {"guest": [f"image={paths[0]}"]} | loads
+    for load, words in loads.items():
+        for huge in (1, 0):
+            for threads in (1, 2) if s.quick else (1, 2, 4):
+                row = f"{load}_{'huge' if huge else 'small'}_{threads}"
+                unit_row(s, out, row, [*words, f"huge={huge}", f"threads={threads}"])
+    return out
+
+
+def unit_row(s: Session, out: Metrics, row: str, words: list[str]) -> None:
+    """The two ways in turns, medians of five."""
+    runs: dict[str, list[Metrics]] = {"engine": [], "runwise": []}
+    for _ in range(1 if s.quick else 5):
+        for mode, results in runs.items():
+            results.append(s.worker_words("unit", f"mode={mode}", *words))
+    ours, theirs = (medians(results) for results in runs.values())
+    for name, value in ours.items():
+        out[f"{name}_{row}"] = value
+        out[f"runwise_{name}_{row}"] = theirs[name]
+    for name in ("", "merge_"):
+        key = f"{name}us_per_saved_page"
+        divide(out, f"{name}ratio_{row}", theirs[key], ours[key])
+
+
+def images(s: Session) -> Metrics:
+    """RAM of real guests: what is saved of what is equal."""
+    words = [f"image={path}" for path in ram_images(s)]
     out: Metrics = {}
     for huge in (0, 1):
         suffix = "_huge" if huge else ""
@@ -563,6 +592,7 @@ BENCHES: dict[str, Callable[[Session], Metrics]] = {
     "smart-scan": smart_scan,
     "fork": fork,
     "stall": stall,
+    "unit": unit,
     "images": images,
     "balloon": balloon,
 }
@@ -651,7 +681,7 @@ def main(
     """Measures libksm beside the kernel's ksmd.
 
     NAMEs are those of docs/devel/ksm-bench.rst: ksmpages, rescan, smart-scan,
-    fork, stall, images, balloon, guests, dirty, idle; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
+    fork, stall, unit, images, balloon, guests, dirty, idle; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
     """
     console = Console()
     for name in names or ():

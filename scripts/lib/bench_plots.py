@@ -114,6 +114,19 @@ def stall(m: Metrics) -> plt.Figure:
     return figure
 
 
+def unit(m: Metrics) -> plt.Figure:
+    rows = [f"{what}_{k}_2" for what in ("guest", "runs") for k in ("huge", "small")]
+    return _bars(
+        "unit: CPU per page saved in a process with two busy threads",
+        "us",
+        [row.removesuffix("_2").replace("_", ",\n") for row in rows],
+        {
+            "libksm": [m.get(f"us_per_saved_page_{row}") for row in rows],
+            "run by run": [m.get(f"runwise_us_per_saved_page_{row}") for row in rows],
+        },
+    )
+
+
 def images(m: Metrics) -> plt.Figure:
     sides: dict[str, list[float | None]] = {
         "saved": [m.get("saved_mib"), m.get("saved_mib_huge")],
@@ -149,6 +162,7 @@ PLOTS = {
     "smart-scan": smart_scan,
     "fork": fork,
     "stall": stall,
+    "unit": unit,
     "images": images,
     "balloon": balloon,
 }

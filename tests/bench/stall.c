@@ -9,41 +9,17 @@
  * writes a random page of the halves and times that write.  Every writer has
  * its own word in each page and a shadow of it, so a lost write is found.
  *
- * mode=engine: first without merging, then with libksm at max-cpu, in the same
- * process.  mode=runwise: the reference for CPU per saved page: each run of
- * its own is registered, isolated, verified and replaced while the writers run
- * (registered once and for all, every first touch of a page would wait).
+ * First without merging, then with libksm at max-cpu, in the same process.
  */
-#include <errno.h>
-#include <fcntl.h>
-#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#include <xxhash.h>
 
 #include "bench.h"
 
 #define MAX_THREADS 16
 #define HOT_PER_COLD 64
 #define BUCKETS 4096        /* of 1/16 of a power of two, ns */
-
-/* Debian 12's headers are older than UFFDIO_MOVE (Linux 6.8) */
-#ifndef UFFDIO_MOVE
-struct uffdio_move {
-    uint64_t dst;
-    uint64_t src;
-    uint64_t len;
-    uint64_t mode;
-    int64_t move;
-};
-#define UFFDIO_MOVE _IOWR(UFFDIO, 0x05, struct uffdio_move)
-#define UFFD_FEATURE_MOVE (1 << 16)
-#endif
 
 typedef struct Histogram {
     uint64_t count[BUCKETS];
@@ -282,123 +258,6 @@ static void run_engine(Load *l, const Bench *b)
     }
 }
 
-static void watch(int uffd, char *addr, size_t len)
-{
-    struct uffdio_register reg = {
-        .range = { (uintptr_t)addr, len },
-        .mode = UFFDIO_REGISTER_MODE_MISSING,
-    };
-
-    if (ioctl(uffd, UFFDIO_REGISTER, &reg)) {
-        bench_die("userfaultfd: %s", strerror(errno));
-    }
-}
-
-static int open_uffd(Load *l, char *staging)
-{
-    struct uffdio_api api = {
-        .api = UFFD_API,
-        .features = UFFD_FEATURE_MOVE,
-    };
-    int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-
-    if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api)) {
-        bench_die("userfaultfd: %s", strerror(errno));
-    }
-    watch(uffd, staging, l->run * KSM_PAGE_SIZE);
-    return uffd;
-}
-
-static int64_t move(int uffd, char *dst, char *src, size_t len)
-{
-    int64_t done = 0;
-
-    while (done < (int64_t)len) {
-        struct uffdio_move m = {
-            .dst = (uintptr_t)dst + done,
-            .src = (uintptr_t)src + done,
-            .len = len - done,
-        };
-
-        if (!ioctl(uffd, UFFDIO_MOVE, &m)) {
-            return len;
-        }
-        done += MAX(m.move, 0);
-        if (errno != EAGAIN) {
-            return done;
-        }
-    }
-    return done;
-}
-
-/* One run of the first (@pool empty there) or the second half; pages saved. */
-static int merge_run(Load *l, int uffd, int fd, const char *pool,
-                     char *staging, size_t page)
-{
-    char *addr = l->mem + page * KSM_PAGE_SIZE;
-    size_t len = l->run * KSM_PAGE_SIZE;
-    off_t slot = page % l->equal * KSM_PAGE_SIZE;
-    struct uffdio_range range = { (uintptr_t)addr, len };
-    int64_t moved;
-    bool same;
-
-    watch(uffd, addr, len);
-    moved = move(uffd, staging, addr, len);
-    same = moved == (int64_t)len;
-    if (same && page < l->equal) {
-        same = pwrite(fd, staging, len, slot) == (ssize_t)len;
-    } else if (same) {
-        same = !memcmp(staging, pool + slot, len);
-    }
-    if (same) {
-        if (mmap(addr, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
-                 fd, slot) == MAP_FAILED) {
-            bench_die("mmap: %s", strerror(errno));
-        }
-        madvise(addr, len, MADV_POPULATE_READ);
-    } else if (moved && move(uffd, addr, staging, moved) != moved) {
-        bench_die("pages could not be put back: %s", strerror(errno));
-    }
-    if (!same) {
-        ioctl(uffd, UFFDIO_UNREGISTER, &range);
-    }
-    ioctl(uffd, UFFDIO_WAKE, &range);
-    madvise(staging, len, MADV_DONTNEED);
-    return same && page >= l->equal ? l->run : 0;
-}
-
-static void run_runwise(Load *l)
-{
-    size_t len = l->equal * KSM_PAGE_SIZE;
-    char *staging = bench_map(l->run * KSM_PAGE_SIZE, BENCH_SMALL_PAGES);
-    int fd = memfd_create("bench-runwise", MFD_CLOEXEC);
-    char *pool;
-    int uffd;
-    uint64_t cpu, saved = 0;
-    uint64_t sum = 0;
-
-    if (fd < 0 || ftruncate(fd, len)) {
-        bench_die("memfd: %s", strerror(errno));
-    }
-    pool = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
-    uffd = open_uffd(l, staging);
-    __atomic_store_n(&l->phase, 1, __ATOMIC_RELAXED);
-    cpu = bench_thread_cpu_ns();
-    /* hashing as an engine has to; which pages are equal is known here */
-    for (size_t i = 0; i < l->n; i++) {
-        sum += XXH3_64bits(l->mem + i * KSM_PAGE_SIZE, KSM_PAGE_SIZE);
-    }
-    for (size_t page = 0; page < 2 * l->equal; page += l->period) {
-        saved += merge_run(l, uffd, fd, pool, staging, page);
-    }
-    cpu = bench_thread_cpu_ns() - cpu;
-    stop_writers(l);
-    bench_progress("sum of hashes %" G_GINT64_MODIFIER "x", sum);
-    bench_metric("saved_share", (double)saved / achievable(l));
-    bench_metric("cpu_us_per_saved_page", cpu / 1e3 / saved);
-    close(uffd);
-}
-
 int main(int argc, char **argv)
 {
     Bench b = { argc, argv };
@@ -414,11 +273,7 @@ int main(int argc, char **argv)
     prepare(&l, bench_arg(&b, "huge", 0) ? BENCH_HUGE_PAGES
                                          : BENCH_SMALL_PAGES);
     start_writers(&l);
-    if (!strcmp(bench_arg_str(&b, "mode", "engine"), "engine")) {
-        run_engine(&l, &b);
-    } else {
-        run_runwise(&l);
-    }
+    run_engine(&l, &b);
     check(&l);
     return 0;
 }
