@@ -278,12 +278,27 @@ static int pagemap_ask_but_blind(KsmRegion *r, size_t from, size_t to,
     return ret;
 }
 
+/*
+ * Memory of our own that will be written: read before, each page of it would
+ * cost a fault more, and a TLB shootdown.
+ */
+static void meta_populate(void *from, size_t len)
+{
+    uintptr_t start = (uintptr_t)from / PAGE_BYTES * PAGE_BYTES;
+
+    prim.advise((void *)start, ROUND_UP_TO((uintptr_t)from + len - start,
+                                           PAGE_BYTES), MADV_POPULATE_WRITE);
+}
+
 void dirty_arm(KsmRegion *r, size_t chunk)
 {
-    size_t from = MAX(chunk * CHUNK_PAGES, first_page(r));
-    size_t to = MIN((chunk + 1) * CHUNK_PAGES, end_page(r));
+    size_t first = chunk * CHUNK_PAGES;
+    size_t from = MAX(first, first_page(r));
+    size_t to = MIN(first + CHUNK_PAGES, end_page(r));
 
     r->chunk[chunk].flags |= CHUNK_ARMED;
+    meta_populate(r->tag + first, CHUNK_PAGES * sizeof(*r->tag));
+    meta_populate(r->history + first, CHUNK_PAGES);
     if (r->tracking) {
         pagemap_ask_but_blind(r, from, to, from, NULL);
     }

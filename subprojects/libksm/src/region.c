@@ -335,6 +335,9 @@ static int region_meta(KsmRegion *r)
     if (!r->tag || !r->state || !r->history || !r->chunk) {
         return -ENOMEM;
     }
+    /* read before it is written, each page of it would cost two faults */
+    prim.advise(r->state, ROUND_UP_TO(r->n_pages, PAGE_BYTES),
+                MADV_POPULATE_WRITE);
     r->count[PAGE_NEW] = r->n_pages;
     for (size_t i = 0; i < r->n_chunks; i++) {
         r->chunk[i].fresh = CHUNK_PAGES;
