@@ -319,6 +319,8 @@ void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info)
         .failure = guest->failure,
         .has_stats = guest->region != NULL,
         .inhibited = ops_inhibited(guest),
+        .has_log = guest->log != NULL,
+        .log_time = ksm_log_time(),
     };
     if (guest->region) {
         ksm_region_get_stats(guest->region, &info->region);

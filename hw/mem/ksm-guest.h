@@ -17,6 +17,8 @@ typedef struct KsmGuestInfo {
     bool has_stats;             /* of this RAM and its engine, if it was */
     KsmStats region;
     KsmStats engine;
+    bool has_log;
+    uint64_t log_time;          /* ns of CPU that QEMU's dirty log took */
 } KsmGuestInfo;
 
 /* The RAM is merged by libksm: scopes zero and vm. */

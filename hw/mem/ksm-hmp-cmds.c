@@ -126,6 +126,7 @@ static void print_engine(Monitor *mon, MemoryKsmBackendStats *b)
     print_size(mon, "profit", b->has_profit, b->profit);
     print_time(mon, "scan time", b->has_scan_time, b->scan_time);
     print_time(mon, "merge time", b->has_merge_time, b->merge_time);
+    print_time(mon, "log time", b->has_log_time, b->log_time);
     if (b->stall) {
         print_count(mon, "stalls", true, b->stall->count);
         print_time(mon, "stall p50", true, b->stall->p50);

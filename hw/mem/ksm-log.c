@@ -29,6 +29,7 @@
 #include "qemu/bitmap.h"
 #include "qemu/error-report.h"
 #include "qemu/queue.h"
+#include "qemu/timer.h"
 #include "system/tcg.h"
 #include "trace.h"
 
@@ -63,6 +64,7 @@ struct KsmLog {
 static QLIST_HEAD(, KsmLog) logs = QLIST_HEAD_INITIALIZER(logs);
 static bool log_on;
 static bool in_sync;
+static uint64_t cpu_ns;     /* of the thread that syncs */
 
 bool ksm_log_check(Error **errp)
 {
@@ -162,7 +164,8 @@ static void log_arm(KsmLog *log, size_t from, size_t to)
     trace_ksm_log_sync(log->block->idstr, start, length);
 }
 
-bool ksm_log_sync(void)
+/* One piece; true when nothing is left. */
+static bool log_sync(void)
 {
     KsmLog *log;
 
@@ -192,6 +195,28 @@ bool ksm_log_sync(void)
     }
     in_sync = false;
     return true;
+}
+
+static uint64_t thread_cpu_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return ts.tv_sec * NANOSECONDS_PER_SECOND + ts.tv_nsec;
+}
+
+bool ksm_log_sync(void)
+{
+    uint64_t start = thread_cpu_ns();
+    bool done = log_sync();
+
+    cpu_ns += thread_cpu_ns() - start;
+    return done;
+}
+
+uint64_t ksm_log_time(void)
+{
+    return cpu_ns;
 }
 
 bool ksm_log_take(KsmLog *log, size_t first_page, size_t n_pages,

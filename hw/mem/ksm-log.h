@@ -35,6 +35,9 @@ void ksm_log_forget(void);
  */
 bool ksm_log_sync(void);
 
+/* CPU time that took until now, in ns. */
+uint64_t ksm_log_time(void);
+
 /*
  * Adds a bit to @bitmap for each page that was written before the last sync
  * and has not been taken since.  False: not known, the log is off.  By any

@@ -286,6 +286,8 @@ static void engine_backend_counts(const KsmGuestInfo *info,
     COPY(stats, engine, huge_split);
     COPY(stats, engine, scan_time);
     COPY(stats, engine, merge_time);
+    stats->has_log_time = info->has_log;
+    stats->log_time = info->log_time;
     stats->stall = engine_stall(engine);
 }
 

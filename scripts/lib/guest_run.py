@@ -296,7 +296,8 @@ class Run:
         if not stats or self.scope in BY_KERNEL:
             return 0.0
         backend = stats["backends"][0]
-        return float(backend.get("scan-time", 0) + backend.get("merge-time", 0)) / 1e9
+        times = ("scan-time", "merge-time", "log-time")
+        return sum(backend.get(name, 0) for name in times) / 1e9
 
     def _merge_cpu(self, stats: list[dict[str, Any]]) -> float:
         if self.scope in BY_KERNEL:

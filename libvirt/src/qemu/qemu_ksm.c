@@ -197,7 +197,7 @@ static const char *const qemuKsmCounts[] = {
     "pages-unshared", "pages-volatile", "pages-skipped", "pages-scanned",
     "zero-pages", "merged-runs", "verify-failed", "pinned", "busy",
     "cow-broken", "free-hinted", "lazy-free", "huge-split", "metadata",
-    "page-tables", "scan-time", "merge-time",
+    "page-tables", "scan-time", "merge-time", "log-time",
 };
 
 
