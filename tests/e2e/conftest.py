@@ -19,6 +19,16 @@ import qemu_guest  # noqa: E402
 from ksm_guard import guard  # noqa: E402
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--soak",
+        type=float,
+        default=120,
+        metavar="SECONDS",
+        help="how long test_soak has guests verify their memory (default: 120)",
+    )
+
+
 @pytest.fixture(scope="session")
 def image() -> Path:
     """The Debian guest; QEMU is built if need be."""

@@ -8,7 +8,7 @@ instruction, and at the end the guest verifies every page and every file.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ import pytest
 from qemu_guest import Guest, GuestError, GuestSpec, migrate, pool_size
 
 pytestmark = pytest.mark.timeout(900)
+
+Record = Callable[[str, object], None]
 
 FULL_SPEED = {"max-cpu": "100"}
 
@@ -87,6 +89,32 @@ def test_smp(image: Path, scope_vm: str) -> None:
         wait_merged(guest)
         churn(guest, 5)
         assert guest.verify() == 0
+
+
+@pytest.mark.timeout(0)
+def test_soak(
+    image: Path, scope_vm: str, pytestconfig: pytest.Config, record_property: Record
+) -> None:
+    """Two minutes, or --soak SECONDS: merged and verified all the while.
+
+    Two virtual CPUs that verify as fast as they can, and an engine that is
+    kept busy by memory that comes, is written and goes.
+    """
+    spec = spec_of(scope_vm, cpus=2, load=100, memory_mib=384, userland=True)
+    end = time.monotonic() + pytestconfig.getoption("--soak")
+    rounds = 0
+    with Guest(spec, image) as guest:
+        guest.wait_ready()
+        while time.monotonic() < end:
+            for kind in ("pattern", "zero", "pattern", "random"):
+                guest.command(f"alloc 16 {kind}")
+            churn(guest, 10)
+            guest.command("free 64")
+            guest.command("drop")
+            rounds += 1
+        assert guest.verify() == 0
+        record_property("rounds", rounds)
+        record_property("stats", guest.backend_stats())
 
 
 def test_saves_what_is_equal(merged: Guest) -> None:
