@@ -12,13 +12,14 @@
  * engine calls the ops with its own lock held, so they take neither.
  *
  * Leaves to others: properties (backends/hostmem-ksm.c), threads
- * (ksm-runner.c), who must not be disturbed (ksm-inhibit.c), statistics
- * (ksm-stats.c).
+ * (ksm-runner.c), who must not be disturbed (ksm-inhibit.c, ksm-dma.c),
+ * statistics (ksm-stats.c).
  */
 
 #include "qemu/osdep.h"
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm-hooks.h"
+#include "ksm-dma.h"
 #include "ksm-guest.h"
 #include "ksm-log.h"
 #include "ksm-runner.h"
@@ -60,7 +61,7 @@ struct KsmGuest {
     const char *cpus_inhibit;   /* see ksm_inhibited_by_cpus() */
     char *failure;              /* why there is no runner or region */
     MemoryKsmState told;        /* state of the last event */
-    uint32_t *dma;              /* mappings to write to, per chunk */
+    KsmDma *dma;
     QLIST_ENTRY(KsmGuest) next;
 };
 
@@ -133,45 +134,18 @@ bool ksm_guest_check(const HostMemoryBackendKsm *backend, Error **errp)
     }
 }
 
-/* --- what devices are about to write, chunk by chunk --- */
-
-static size_t chunk_of(const KsmGuest *guest, const void *addr)
-{
-    return (uintptr_t)addr / KSM_CHUNK_SIZE -
-           (uintptr_t)guest->host / KSM_CHUNK_SIZE;
-}
-
-static void dma_count(KsmGuest *guest, uint64_t start, uint64_t length,
-                      int change)
-{
-    const uint8_t *addr = guest->host + start;
-
-    if (!guest->dma || !length) {
-        return;
-    }
-    /*
-     * Full barriers: ops_busy() looks at the count after it has taken the
-     * page out, the device takes the page after it is counted.  One of them
-     * sees the other.
-     */
-    for (size_t i = chunk_of(guest, addr);
-         i <= chunk_of(guest, addr + length - 1); i++) {
-        qatomic_add(&guest->dma[i], change);
-    }
-}
-
 void ksm_guest_dma_map(KsmGuest *guest, uint64_t start, uint64_t length)
 {
-    dma_count(guest, start, length, 1);
+    if (guest->dma) {
+        ksm_dma_map(guest->dma, guest->host + start, length);
+    }
 }
 
 void ksm_guest_dma_unmap(KsmGuest *guest, uint64_t start, uint64_t length)
 {
-    /*
-     * Who unmaps less than was mapped leaves a count behind: the chunk is
-     * then never merged.  Who unmaps more makes it wrap: the same.
-     */
-    dma_count(guest, start, length, -1);
+    if (guest->dma) {
+        ksm_dma_unmap(guest->dma, guest->host + start, length);
+    }
 }
 
 /* --- ops, called in ksm_step() --- */
@@ -179,20 +153,12 @@ void ksm_guest_dma_unmap(KsmGuest *guest, uint64_t start, uint64_t length)
 static bool ops_busy(void *opaque, void *addr, size_t len)
 {
     KsmGuest *guest = opaque;
-    size_t last = chunk_of(guest, addr + len - 1);
+    bool busy = ksm_dma_busy(guest->dma, addr, len);
 
-    /* the page is out before the counts are read: see dma_count() */
-    smp_mb();
-    if (ksm_bypassed()) {
-        return true;
+    if (busy) {
+        trace_ksm_busy(guest, addr, len);
     }
-    for (size_t i = chunk_of(guest, addr); i <= last; i++) {
-        if (qatomic_read(&guest->dma[i])) {
-            trace_ksm_busy(guest, i);
-            return true;
-        }
-    }
-    return false;
+    return busy;
 }
 
 static const char *ops_inhibited(void *opaque)
@@ -558,8 +524,7 @@ static void guest_init_ours(KsmGuest *guest)
     Error *err = NULL;
 
     guests_init();
-    guest->dma = g_new0(uint32_t, chunk_of(guest, guest->host + guest->size -
-                                           1) + 1);
+    guest->dma = ksm_dma_new(guest->host, guest->size);
     guest->run = backend->tuning.run;
     guest->told = MEMORY_KSM_STATE__MAX;
     if (key.dirty == KSM_DIRTY_LOG) {
@@ -611,7 +576,7 @@ static void guest_reclaim(KsmGuest *guest)
     qemu_mutex_destroy(&guest->lock);
     g_free(guest->id);
     g_free(guest->failure);
-    g_free(guest->dma);
+    ksm_dma_free(guest->dma);
     g_free(guest);
 }
 

@@ -1,5 +1,6 @@
 /*
- * Tests of hw/mem/ksm-inhibit.c: for what guest RAM must not be merged
+ * Tests of hw/mem/ksm-inhibit.c and ksm-dma.c: for what guest RAM must not be
+ * merged
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
@@ -19,6 +20,7 @@
 #include "system/kvm.h"
 #include "system/runstate.h"
 #include <sys/utsname.h>
+#include "../../hw/mem/ksm-dma.h"
 #include "../../hw/mem/ksm-guest.h"
 
 /* What is so; RUN_STATE__MAX: an ordinary state. */
@@ -114,6 +116,61 @@ static void test_bypass(void)
     g_assert_null(ksm_inhibited());
 }
 
+/* Devices that write to RAM which begins and ends within a chunk. */
+static void test_dma(void)
+{
+    uint8_t *chunk = (uint8_t *)(5 * KSM_CHUNK_SIZE);   /* never touched */
+    uint8_t *host = chunk + KSM_CHUNK_SIZE / 2;
+    KsmDma *dma = ksm_dma_new(host, 3 * KSM_CHUNK_SIZE);
+    uint8_t *second = chunk + KSM_CHUNK_SIZE;
+    uint8_t *last = chunk + 3 * KSM_CHUNK_SIZE;
+
+    nothing();
+    g_assert_false(ksm_dma_busy(dma, host, 3 * KSM_CHUNK_SIZE));
+    /* the last byte of the first chunk and the first of the second */
+    ksm_dma_map(dma, second - 1, 2);
+    g_assert_true(ksm_dma_busy(dma, host, KSM_PAGE_SIZE));
+    g_assert_true(ksm_dma_busy(dma, second, KSM_PAGE_SIZE));
+    g_assert_true(ksm_dma_busy(dma, host, 3 * KSM_CHUNK_SIZE));
+    g_assert_false(ksm_dma_busy(dma, second + KSM_CHUNK_SIZE, KSM_PAGE_SIZE));
+    g_assert_false(ksm_dma_busy(dma, last, KSM_PAGE_SIZE));
+    /* a second device in one of them, and the first is done */
+    ksm_dma_map(dma, second, KSM_PAGE_SIZE);
+    ksm_dma_unmap(dma, second - 1, 2);
+    g_assert_false(ksm_dma_busy(dma, host, KSM_PAGE_SIZE));
+    g_assert_true(ksm_dma_busy(dma, second, KSM_PAGE_SIZE));
+    ksm_dma_unmap(dma, second, KSM_PAGE_SIZE);
+    g_assert_false(ksm_dma_busy(dma, host, 3 * KSM_CHUNK_SIZE));
+    /* the very end; and nothing at all */
+    ksm_dma_map(dma, host + 3 * KSM_CHUNK_SIZE - 1, 1);
+    g_assert_true(ksm_dma_busy(dma, last, KSM_PAGE_SIZE));
+    ksm_dma_unmap(dma, host + 3 * KSM_CHUNK_SIZE - 1, 1);
+    ksm_dma_map(dma, host, 0);
+    g_assert_false(ksm_dma_busy(dma, host, 3 * KSM_CHUNK_SIZE));
+    /* more was unmapped than was mapped: left alone for good */
+    ksm_dma_unmap(dma, last, KSM_PAGE_SIZE);
+    g_assert_true(ksm_dma_busy(dma, last, KSM_PAGE_SIZE));
+    ksm_dma_free(dma);
+}
+
+/*
+ * A device comes that QEMU does not see the writes of, when the engine has
+ * asked for inhibitors already and taken pages out: nothing of it is merged.
+ */
+static void test_dma_bypass(void)
+{
+    uint8_t *host = (uint8_t *)KSM_CHUNK_SIZE;
+    KsmDma *dma = ksm_dma_new(host, KSM_CHUNK_SIZE);
+
+    nothing();
+    g_assert_false(ksm_dma_busy(dma, host, KSM_PAGE_SIZE));
+    ksm_guests_bypass_begin();
+    g_assert_true(ksm_dma_busy(dma, host, KSM_PAGE_SIZE));
+    ksm_guests_bypass_end();
+    g_assert_false(ksm_dma_busy(dma, host, KSM_PAGE_SIZE));
+    ksm_dma_free(dma);
+}
+
 static bool feature_get(Object *cpu, Error **errp)
 {
     return true;
@@ -170,6 +227,8 @@ int main(int argc, char **argv)
     module_call_init(MODULE_INIT_QOM);
     g_test_add_func("/ksm-inhibit/reasons", test_reasons);
     g_test_add_func("/ksm-inhibit/bypass", test_bypass);
+    g_test_add_func("/ksm-inhibit/dma", test_dma);
+    g_test_add_func("/ksm-inhibit/dma-bypass", test_dma_bypass);
     g_test_add_func("/ksm-inhibit/nested", test_nested);
     return g_test_run();
 }

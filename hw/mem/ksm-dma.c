@@ -1,0 +1,88 @@
+/*
+ * What devices are about to write to guest RAM, chunk by chunk
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * See ksm-dma.h for the idea.
+ */
+
+#include "qemu/osdep.h"
+#include "hw/mem/ksm-compat.h"
+#include "ksm-dma.h"
+#include "ksm-guest.h"
+#include "libksm.h"
+#include "qemu/atomic.h"
+
+struct KsmDma {
+    const uint8_t *host;
+    uint32_t mapped[];      /* mappings to write to, per chunk */
+};
+
+static size_t chunk_of(const KsmDma *dma, const uint8_t *addr)
+{
+    return (uintptr_t)addr / KSM_CHUNK_SIZE -
+           (uintptr_t)dma->host / KSM_CHUNK_SIZE;
+}
+
+KsmDma *ksm_dma_new(const void *host, size_t size)
+{
+    size_t chunks = ((uintptr_t)host + size - 1) / KSM_CHUNK_SIZE -
+                    (uintptr_t)host / KSM_CHUNK_SIZE + 1;
+    KsmDma *dma = g_malloc0(sizeof(*dma) + chunks * sizeof(dma->mapped[0]));
+
+    dma->host = host;
+    return dma;
+}
+
+void ksm_dma_free(KsmDma *dma)
+{
+    g_free(dma);
+}
+
+static void dma_count(KsmDma *dma, const uint8_t *addr, size_t length,
+                      int change)
+{
+    if (!length) {
+        return;
+    }
+    /*
+     * Full barriers: ksm_dma_busy() looks at the count after the page was
+     * taken out, the device takes the page after it is counted.  One of them
+     * sees the other.
+     */
+    for (size_t i = chunk_of(dma, addr); i <= chunk_of(dma, addr + length - 1);
+         i++) {
+        qatomic_add(&dma->mapped[i], change);
+    }
+}
+
+void ksm_dma_map(KsmDma *dma, const void *addr, size_t length)
+{
+    dma_count(dma, addr, length, 1);
+}
+
+void ksm_dma_unmap(KsmDma *dma, const void *addr, size_t length)
+{
+    /*
+     * Who unmaps less than was mapped leaves a count behind: the chunk is
+     * then never merged.  Who unmaps more makes it wrap: the same.
+     */
+    dma_count(dma, addr, length, -1);
+}
+
+bool ksm_dma_busy(const KsmDma *dma, const void *addr, size_t length)
+{
+    const uint8_t *last = (const uint8_t *)addr + length - 1;
+
+    /* the page is out before the counts are read: see dma_count() */
+    smp_mb();
+    if (ksm_bypassed()) {
+        return true;
+    }
+    for (size_t i = chunk_of(dma, addr); i <= chunk_of(dma, last); i++) {
+        if (qatomic_read(&dma->mapped[i])) {
+            return true;
+        }
+    }
+    return false;
+}

@@ -1,0 +1,31 @@
+/*
+ * What devices are about to write to guest RAM, chunk by chunk
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * A device (or the kernel on its behalf) that was given an address may write
+ * there without the page tables: into a page that is replaced meanwhile, what
+ * it writes is lost.  So mappings are counted, by any thread, and the engine
+ * asks after it has taken the pages out.
+ */
+#ifndef HW_MEM_KSM_DMA_H
+#define HW_MEM_KSM_DMA_H
+
+#include "qemu/typedefs.h"
+
+typedef struct KsmDma KsmDma;
+
+KsmDma *ksm_dma_new(const void *host, size_t size);
+void ksm_dma_free(KsmDma *dma);
+
+/* @length bytes at @addr are mapped to be written, or no longer. */
+void ksm_dma_map(KsmDma *dma, const void *addr, size_t length);
+void ksm_dma_unmap(KsmDma *dma, const void *addr, size_t length);
+
+/*
+ * May something be writing to the range past the page tables?  For pages that
+ * have been taken out already: from then on nobody new gets at them.
+ */
+bool ksm_dma_busy(const KsmDma *dma, const void *addr, size_t length);
+
+#endif /* HW_MEM_KSM_DMA_H */
