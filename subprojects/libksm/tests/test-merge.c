@@ -68,6 +68,9 @@ static void test_merge(gconstpointer data)
     g_assert(s.pages_shared == 1024 && s.pages_sharing == 1024);
     g_assert(s.merged_runs <= 4);
     g_assert(mem_anonymous(p.a, 0, 1024) == 0);
+    /* mapped again, for whoever touches it next */
+    g_assert(mem_present(p.a, 0, 1024) == 1024);
+    g_assert(mem_present(p.b, 0, 1024) == 1024);
     g_assert(s.profit > 1000 * 4096 - (int64_t)s.metadata - 65536);
     /* written pages are noticed, and nothing but them changes */
     for (unsigned i = 0; i < 100; i++) {
@@ -100,26 +103,103 @@ static int late_move(int fd, void *to, void *from, size_t len, size_t *done)
     return prim_real.uffd_move(fd, to, from, len, done);
 }
 
-/* A hash decides nothing: what has changed since is kept as it is. */
-static void test_verify(gconstpointer data)
+/*
+ * A hash decides nothing: what has changed since is kept as it is, whether it
+ * was to map a slot (@first: of the area that is copied last) or to fill it.
+ */
+static void verify_late(KsmDirtySource dirty, bool first)
 {
     Pair p;
 
-    if (!pair_start(&p, KSM_SCOPE_VM, GPOINTER_TO_INT(data), NULL,
-                    MEM_SMALL)) {
+    if (!pair_start(&p, KSM_SCOPE_VM, dirty, NULL, MEM_SMALL)) {
         return;
     }
     for (unsigned i = 100; i < 200; i++) {
         mem_fill(p.b, i, 0);
     }
-    late = p.b;
+    late = first ? p.a : p.b;
     prim.uffd_move = late_move;
     util_passes(p.e, 4);
     prim.uffd_move = prim_real.uffd_move;
     g_assert(!late);
+    mem_check(p.a);
     mem_check(p.b);
     g_assert(util_stats(p.e).verify_failed > 0);
+    util_passes(p.e, 8);
+    g_assert(util_stats(p.e).pages_sharing > 1024 - 100 - 512 / 5);
     pair_end(&p);
+}
+
+static void test_verify(gconstpointer data)
+{
+    verify_late(GPOINTER_TO_INT(data), false);
+    verify_late(GPOINTER_TO_INT(data), true);
+}
+
+#define PINNED 205
+
+static Mem *pinned;
+static unsigned pinned_met;
+
+/* One page cannot be moved, the first time. */
+static int pinned_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    char *pin = pinned->addr + PINNED * PAGE_BYTES;
+    int ret;
+
+    if (pinned_met < 2 && pin >= (char *)from && pin < (char *)from + len) {
+        pinned_met++;
+        if (pin == from) {
+            *done = 0;
+            return -EBUSY;
+        }
+        ret = prim_real.uffd_move(fd, to, from, pin - (char *)from, done);
+        return ret < 0 ? ret : -EBUSY;
+    }
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+/*
+ * Three times the same 100 pages in one chunk: those at 400 are to map slots
+ * that those at 200 are to fill.  Where one of them is pinned its slot stays
+ * empty, and what was to map it is kept.
+ */
+static void test_pinned_fill(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = pinned = mem_new(512, 0, MEM_SMALL);
+    mem_fill_run(m, 0, 512, 1000, 1);
+    for (unsigned i = 0; i < 512; i += 200) {
+        mem_fill_run(m, i, 100, 1, 1);
+    }
+    pinned_met = 0;
+    prim.uffd_move = pinned_move;
+    r = util_add(e, m, NULL);
+    for (unsigned i = 0; i < 8 && pinned_met < 2; i++) {
+        util_passes(e, 1);
+    }
+    g_assert(pinned_met == 2);
+    mem_check(m);
+    /* of a content one page stays; the pinned one is not part of it */
+    g_assert(mem_anonymous(m, PINNED, 1) == 1);
+    g_assert(mem_anonymous(m, 400 + PINNED - 200, 1) == 1);
+    g_assert(mem_anonymous(m, 401 + PINNED - 200, 1) == 0);
+    g_assert(util_stats(e).verify_failed == 1);
+    util_passes(e, 12);
+    prim.uffd_move = prim_real.uffd_move;
+    mem_check(m);
+    g_assert(util_stats(e).pages_sharing >= 2 * 99);
+    region_check(r);
+    util_remove(r);
+    mem_check(m);
+    ksm_engine_free(e);
+    mem_free(m);
 }
 
 static void test_huge(void)
@@ -504,6 +584,7 @@ int main(int argc, char **argv)
                          GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_verify);
     g_test_add_data_func("/merge/verify/checksum",
                          GINT_TO_POINTER(KSM_DIRTY_CHECKSUM), test_verify);
+    g_test_add_func("/merge/pinned-fill", test_pinned_fill);
     g_test_add_func("/merge/huge", test_huge);
     g_test_add_func("/merge/busy", test_busy);
     g_test_add_func("/merge/unmerge", test_unmerge);
