@@ -412,7 +412,9 @@ static void run_runwise(Load *l)
     for (size_t page = 0; page < l->n; page += n) {
         size_t first = w.first[page];
 
-        for (n = 1; in_run(&w, page, n); n++) {
+        n = 1;
+        while (in_run(&w, page, n)) {
+            n++;
         }
         if (w.zero[page]) {
             drop_zeroes(&w, page, n);

@@ -189,15 +189,37 @@ qemuKsmSourcesMigratable(const virDomainDef *src,
 
 
 /*
- * Members of query-ksm-stats's backends that are counts, and so can be added
- * up over a domain's backends.
+ * Members of query-ksm-stats's backends that are counts.  They are added up
+ * over a domain's backends, but for those of the engine, which has all of
+ * them: the same for each.
  */
-static const char *const qemuKsmCounts[] = {
-    "size", "resident", "pages-merged", "pages-shared", "pages-sharing",
-    "pages-unshared", "pages-volatile", "pages-skipped", "pages-scanned",
-    "zero-pages", "merged-runs", "verify-failed", "pinned", "busy",
-    "cow-broken", "free-hinted", "lazy-free", "huge-split", "metadata",
-    "page-tables", "scan-time", "merge-time", "log-time",
+static const struct {
+    const char *name;
+    bool engine;
+} qemuKsmCounts[] = {
+    { "size", false },
+    { "resident", false },
+    { "pages-merged", false },
+    { "pages-shared", false },
+    { "pages-sharing", false },
+    { "pages-unshared", false },
+    { "pages-volatile", false },
+    { "pages-skipped", true },
+    { "pages-scanned", true },
+    { "zero-pages", false },
+    { "merged-runs", false },
+    { "verify-failed", false },
+    { "pinned", false },
+    { "busy", false },
+    { "cow-broken", false },
+    { "free-hinted", false },
+    { "lazy-free", false },
+    { "huge-split", true },
+    { "metadata", false },
+    { "page-tables", false },
+    { "scan-time", true },
+    { "merge-time", true },
+    { "log-time", true },
 };
 
 
@@ -267,10 +289,10 @@ qemuKsmAddBackend(virTypedParamList *params,
     }
     qemuKsmAddReasons(params, prefix, backend);
     for (j = 0; j < G_N_ELEMENTS(qemuKsmCounts); j++) {
-        g_autofree char *name = qemuKsmStatName(prefix, qemuKsmCounts[j]);
+        const char *member = qemuKsmCounts[j].name;
+        g_autofree char *name = qemuKsmStatName(prefix, member);
 
-        if (virJSONValueObjectGetNumberUlong(backend, qemuKsmCounts[j],
-                                             &count) == 0) {
+        if (virJSONValueObjectGetNumberUlong(backend, member, &count) == 0) {
             QEMU_KSM_ADD(virTypedParamListAddULLong(params, count,
                                                     "%s", name));
         }
@@ -291,8 +313,8 @@ qemuKsmAddTotals(virTypedParamList *params,
     size_t j;
 
     for (j = 0; j < G_N_ELEMENTS(qemuKsmCounts); j++) {
-        g_autofree char *name = qemuKsmStatName("memory.ksm",
-                                                qemuKsmCounts[j]);
+        const char *member = qemuKsmCounts[j].name;
+        g_autofree char *name = qemuKsmStatName("memory.ksm", member);
         unsigned long long total = 0;
         bool known = false;
 
@@ -300,9 +322,10 @@ qemuKsmAddTotals(virTypedParamList *params,
             virJSONValue *backend = virJSONValueArrayGet(backends, i);
             unsigned long long count;
 
-            if (virJSONValueObjectGetNumberUlong(backend, qemuKsmCounts[j],
+            if (virJSONValueObjectGetNumberUlong(backend, member,
                                                  &count) == 0) {
-                total += count;
+                total = qemuKsmCounts[j].engine ? MAX(total, count)
+                                                : total + count;
                 known = true;
             }
         }

@@ -516,6 +516,7 @@ static void run_touch(const char *addr, size_t len)
 
     KSM_TSAN_IGNORE_BEGIN();
     while (addr < end) {
+        /* volatile: only that it is read matters */
         (void)*(const volatile char *)addr;
         addr = (const char *)ROUND_UP_TO((uintptr_t)addr + 1, FAULT_AROUND);
     }

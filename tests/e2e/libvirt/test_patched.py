@@ -282,6 +282,24 @@ def test_the_tunables_reach_qemu(host: Daemon, tmp_path: Path) -> None:
     assert stats["memory.ksm.backend.0.scope"] == "vm"
 
 
+def test_figures_of_the_engine_are_not_added_up(host: Daemon, tmp_path: Path) -> None:
+    """Both backends tell what the one engine of the process has done."""
+    backing = KSM + "<ksm scope='vm'/>"
+    guest = Guest("ksm", tmp_path / "serial", backing=backing, memory_mib=256)
+    guest.extra = SLOTS
+    guest.cpu = CELL.format("")
+    guest.devices = DIMM.format("", 4)
+    host.virsh("create", write(tmp_path / "a.xml", guest))
+    guest.wait_turns(2)
+    stats = host.domstats("ksm", "--memory")
+    assert stats["memory.ksm.backend.count"] == "2"
+    assert stats["memory.ksm.size"] == str(256 << 20)
+    for name in ("pages_scanned", "scan_time"):
+        each = [int(stats[f"memory.ksm.backend.{i}.{name}"]) for i in range(2)]
+        total = int(stats[f"memory.ksm.{name}"])
+        assert 0 < max(each) == total, (name, each, total)
+
+
 def test_plain_domains_have_no_ksm_stats(host: Daemon, tmp_path: Path) -> None:
     guest = Guest("plain", tmp_path / "serial")
     host.virsh("create", "--paused", write(tmp_path / "a.xml", guest))
