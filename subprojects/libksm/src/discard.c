@@ -183,10 +183,28 @@ static int settle_pages(KsmRegion *r, size_t page, size_t n)
     return ret;
 }
 
+/* The range has what was freed of a chunk, and what is in between. */
+static void give_back(KsmRegion *r, size_t page, size_t end)
+{
+    size_t n;
+
+    for (; page < end; page += MAX(n, 1)) {
+        n = 0;
+        while (page + n < end && page_state(r, page + n) == PAGE_FREED) {
+            n++;
+        }
+        if (n) {
+            freer_give_back(r->engine->freer, page_addr(r, page),
+                            n * PAGE_BYTES);
+        }
+    }
+}
+
 static bool settle_range(KsmRegion *r, char *addr, size_t len)
 {
     char *start = MAX(addr, r->addr);
     char *end = MIN(addr + len, r->addr + r->len);
+    size_t page = (start - r->base) / PAGE_BYTES;
 
     if (start >= end) {
         return true;
@@ -194,9 +212,8 @@ static bool settle_range(KsmRegion *r, char *addr, size_t len)
     if (region_inhibited(r)) {
         return false;
     }
-    freer_give_back(r->engine->freer, start, end - start);
-    return settle_pages(r, (start - r->base) / PAGE_BYTES,
-                        (end - start) / PAGE_BYTES) == 0;
+    give_back(r, page, page + (end - start) / PAGE_BYTES);
+    return settle_pages(r, page, (end - start) / PAGE_BYTES) == 0;
 }
 
 bool discard_settle(KsmEngine *e)
