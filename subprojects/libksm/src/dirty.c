@@ -297,7 +297,9 @@ void dirty_arm(KsmRegion *r, size_t chunk)
     size_t to = MIN(first + CHUNK_PAGES, end_page(r));
 
     r->chunk[chunk].flags |= CHUNK_ARMED;
-    meta_populate(r->tag + first, CHUNK_PAGES * sizeof(*r->tag));
+    if (!engine_zero_only(r->engine)) {
+        meta_populate(r->tag + first, CHUNK_PAGES * sizeof(*r->tag));
+    }
     meta_populate(r->history + first, CHUNK_PAGES);
     if (r->tracking) {
         pagemap_ask_but_blind(r, from, to, from, NULL);
