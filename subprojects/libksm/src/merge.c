@@ -165,7 +165,8 @@ static PlanAct act_refused(Isolation *s, int ret)
  * ACT_PINNED.  Returns the number of pages moved (or holes passed).
  *
  * EINVAL: the range is in several mappings (parts were restored before); it
- * is moved in smaller pieces.  EFAULT: a marker in the page table.
+ * is moved in smaller pieces, that grow again.  EFAULT: a marker in the page
+ * table.
  */
 static unsigned isolate_move(KsmEngine *e, Isolation *s)
 {
@@ -182,7 +183,7 @@ static unsigned isolate_move(KsmEngine *e, Isolation *s)
         at += done / PAGE_BYTES;
         if (ret == 0 || done) {
             tries = 0;
-            piece = ret == 0 ? s->n : piece;
+            piece = ret == 0 ? MIN(2 * piece, s->n) : piece;
         } else if (ret == -EAGAIN && ++tries < MOVE_TRIES) {
             continue;
         } else if (s->huge && at == 0) {
@@ -194,7 +195,6 @@ static unsigned isolate_move(KsmEngine *e, Isolation *s)
         } else if (ret == -EBUSY || ret == -EAGAIN || ret == -EFAULT ||
                    ret == -EINVAL) {
             not_moved(e, s, at++, 1, act_refused(s, ret));
-            piece = s->n;
             tries = 0;
         } else {
             /* not about this page: do not try the others */
@@ -262,7 +262,7 @@ static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n,
         i += done / PAGE_BYTES;
         if (ret == 0 || done) {
             tries = 0;
-            piece = ret == 0 ? n : piece;
+            piece = ret == 0 ? MIN(2 * piece, n) : piece;
             continue;
         }
         if (tries > 1000 && k == 1 && range_has_gap(to, PAGE_BYTES)) {
