@@ -129,8 +129,7 @@ typedef struct KsmRegionOps {
     const char *(*inhibited)(void *opaque);
     /*
      * After a merge: map the range again for whoever uses it (the second
-     * level page tables of a vCPU).  The engine has done
-     * MADV_POPULATE_READ already.
+     * level page tables of a vCPU).  The engine has touched it already.
      */
     void (*prefault)(void *opaque, void *addr, size_t len);
     /*

@@ -394,32 +394,71 @@ static void mark_holes(KsmEngine *e, Isolation *s)
     }
 }
 
+/* Pages of the span from @i on that fill neighbouring slots. */
+static unsigned fill_run(const KsmEngine *e, const Isolation *s, unsigned i)
+{
+    const KsmPlan *p = &e->plan;
+    unsigned at = s->at + i, n = 0;
+
+    while (i + n < s->n && p->act[at + n] == ACT_FILL &&
+           p->slot[at + n] == p->slot[at] + n) {
+        n++;
+    }
+    return n;
+}
+
+/* There is no memory for the slots that these pages were to fill. */
+static void fill_refused(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
+{
+    KsmPlan *p = &e->plan;
+
+    p->region->chunk[p->chunk].reason = KSM_REASON_NO_MEMORY;
+    for (unsigned at = s->at + i; at < s->at + i + n; at++) {
+        run_drop(e, at);
+        p->act[at] = ACT_KEEP;
+    }
+}
+
+/*
+ * Allocates the slots that will be filled, before the span is isolated: no
+ * guest waits for the kernel to find memory.
+ */
+static void allocate_slots(KsmEngine *e, Isolation *s)
+{
+    unsigned n;
+
+    for (unsigned i = 0; i < s->n; i += MAX(n, 1)) {
+        n = fill_run(e, s, i);
+        if (n && pool_allocate(&e->pool, e->plan.slot[s->at + i], n) < 0) {
+            fill_refused(e, s, i, n);
+        }
+    }
+}
+
+/* Is there anything left to do? */
+static bool span_has_work(KsmEngine *e, const Isolation *s)
+{
+    for (unsigned i = s->at; i < s->at + s->n; i++) {
+        if (e->plan.act[i] != ACT_KEEP) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /*
  * Fills the slots that are to hold staged pages.  What is copied here is what
  * will be replaced, for nobody can write it: it needs no comparison.
  */
 static void fill_slots(KsmEngine *e, Isolation *s)
 {
-    KsmPlan *p = &e->plan;
     unsigned n;
 
-    for (unsigned i = s->at; i < s->at + s->n; i += n) {
-        n = 1;
-        if (p->act[i] != ACT_FILL) {
-            continue;
-        }
-        while (i + n < s->at + s->n && p->act[i + n] == ACT_FILL &&
-               p->slot[i + n] == p->slot[i] + n) {
-            n++;
-        }
-        if (pool_fill(&e->pool, p->slot[i],
-                      s->stage + (i - s->at) * PAGE_BYTES, n) == 0) {
-            continue;
-        }
-        p->region->chunk[p->chunk].reason = KSM_REASON_NO_MEMORY;
-        for (unsigned k = i; k < i + n; k++) {
-            run_drop(e, k);
-            p->act[k] = ACT_KEEP;
+    for (unsigned i = 0; i < s->n; i += MAX(n, 1)) {
+        n = fill_run(e, s, i);
+        if (n && pool_fill(&e->pool, e->plan.slot[s->at + i],
+                           s->stage + i * PAGE_BYTES, n) < 0) {
+            fill_refused(e, s, i, n);
         }
     }
 }
@@ -765,6 +804,10 @@ static unsigned span_merge(KsmEngine *e, Isolation *s)
     bool busy = false, moved;
     unsigned merged;
 
+    allocate_slots(e, s);
+    if (!span_has_work(e, s)) {
+        return 0;
+    }
     moved = span_carry_out(e, s, &busy);
     if (s->registered) {
         span_track(e, s);

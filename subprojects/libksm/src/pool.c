@@ -330,6 +330,12 @@ void pool_untake(KsmPool *p, uint32_t slot, unsigned n)
     }
 }
 
+int pool_allocate(KsmPool *p, uint32_t slot, unsigned n)
+{
+    return prim.allocate(p->fd, (off_t)slot * PAGE_BYTES,
+                         (off_t)n * PAGE_BYTES);
+}
+
 int pool_fill(KsmPool *p, uint32_t slot, const void *pages, unsigned n)
 {
     const char *from = pages;

@@ -79,11 +79,13 @@ int pool_reserve(KsmPool *p, size_t pages);
 
 /*
  * @n consecutive slots without content; fewer may be had: *@n is set.
- * SLOT_NONE if there are none.  Follow with pool_fill or pool_untake.
+ * SLOT_NONE if there are none.  Goes with pool_untake, or with the last user.
  */
 uint32_t pool_take(KsmPool *p, unsigned *n);
 void pool_untake(KsmPool *p, uint32_t slot, unsigned n);
-/* Writes content; the slots have no user yet. 0 or -errno. */
+/* Memory for the slots, so that filling them needs none. 0 or -errno. */
+int pool_allocate(KsmPool *p, uint32_t slot, unsigned n);
+/* Writes content; nothing maps the slots yet. 0 or -errno. */
 int pool_fill(KsmPool *p, uint32_t slot, const void *pages, unsigned n);
 
 static inline const char *pool_page(const KsmPool *p, uint32_t slot)

@@ -156,6 +156,11 @@ static int real_punch(int fd, off_t offset, off_t len)
                             offset, len));
 }
 
+static int real_allocate(int fd, off_t offset, off_t len)
+{
+    return result(fallocate(fd, FALLOC_FL_KEEP_SIZE, offset, len));
+}
+
 static int real_uffd(void)
 {
     int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
@@ -340,6 +345,7 @@ static void real_pause(unsigned us)
     .read = real_read, \
     .read_at = real_read_at, \
     .punch = real_punch, \
+    .allocate = real_allocate, \
     .uffd = real_uffd, \
     .uffd_api = real_uffd_api, \
     .uffd_register = real_uffd_register, \

@@ -89,6 +89,7 @@ typedef struct KsmPrim {
     ssize_t (*read)(int fd, void *buf, size_t len);
     ssize_t (*read_at)(int fd, void *buf, size_t len, off_t offset);
     int (*punch)(int fd, off_t offset, off_t len);
+    int (*allocate)(int fd, off_t offset, off_t len);
     /* userfaultfd */
     int (*uffd)(void);
     int (*uffd_api)(int fd, uint64_t features);

@@ -100,6 +100,11 @@ static ssize_t f_read(int fd, void *buf, size_t len)
     return hit("read", 1) ? -ENOMEM : prim_real.read(fd, buf, len);
 }
 
+static int f_allocate(int fd, off_t offset, off_t len)
+{
+    return hit("allocate", 1) ? -ENOMEM : prim_real.allocate(fd, offset, len);
+}
+
 static int f_punch(int fd, off_t offset, off_t len)
 {
     return hit("punch", 1) ? -EINTR : prim_real.punch(fd, offset, len);
@@ -192,6 +197,7 @@ static void faults_on(void)
     prim.write = f_write;
     prim.read = f_read;
     prim.punch = f_punch;
+    prim.allocate = f_allocate;
     prim.uffd = f_uffd;
     prim.uffd_api = f_uffd_api;
     prim.uffd_register = f_uffd_register;
