@@ -143,6 +143,7 @@ typedef struct Call {
     const char *name;
     uintptr_t at, len, other;   /* range; where to or from; or flags */
     long ret;
+    unsigned cpu;
 } Call;
 
 #define N_CALLS (1u << 18)
@@ -154,7 +155,8 @@ static long note(const char *name, uint64_t ns, const void *at, size_t len,
 {
     unsigned i = __atomic_fetch_add(&n_calls, 1, __ATOMIC_RELAXED) % N_CALLS;
 
-    calls[i] = (Call) { ns, name, (uintptr_t)at, len, other, ret };
+    calls[i] = (Call) { ns, name, (uintptr_t)at, len, other, ret,
+                        sched_getcpu() };
     return ret;
 }
 
@@ -353,16 +355,16 @@ static void note_all(void)
 static void print_calls(const char *mem, uint64_t wrote)
 {
     unsigned end = __atomic_load_n(&n_calls, __ATOMIC_RELAXED), shown = 0;
-    unsigned i = end - MIN(end, N_CALLS - 64);
+    unsigned i = end, first = end - MIN(end, N_CALLS - 64);
 
-    printf("# now %" PRIu64 " ns, filled at %" PRIu64 "\n",
+    printf("# now %" PRIu64 " ns, filled at %" PRIu64 "; latest first:\n",
            prim_real.now_ns(), wrote);
-    for (; i < end && shown < 400; i++) {
+    while (i-- > first && shown < 400) {
         Call *c = &calls[i % N_CALLS];
 
         if (c->at <= (uintptr_t)mem && (uintptr_t)mem < c->at + c->len) {
-            printf("# %" PRIu64 " %s %lx %lx %lx: %ld\n", c->ns, c->name,
-                   c->at, c->len, c->other, c->ret);
+            printf("# %" PRIu64 " cpu %u %s %lx %lx %lx: %ld\n", c->ns,
+                   c->cpu, c->name, c->at, c->len, c->other, c->ret);
             shown++;
         }
     }
@@ -397,6 +399,24 @@ static void print_mapping(const char *mem)
     }
 }
 
+/* Do all processors see the same?  First of all, the one that looked. */
+static void print_views(const char *mem, const char *shadow)
+{
+    printf("# on processor %d\n", sched_getcpu());
+    for (int cpu = 0; cpu < 64; cpu++) {
+        cpu_set_t set;
+
+        CPU_ZERO(&set);
+        CPU_SET(cpu, &set);
+        if (sched_setaffinity(0, sizeof(set), &set) == 0) {
+            bool same = !memcmp(mem, shadow, PAGE), zero = all_zero(mem);
+
+            printf("# processor %d sees %s\n", cpu,
+                   same ? "what it should" : zero ? "zeroes" : "others");
+        }
+    }
+}
+
 static void G_GNUC_NORETURN fail(size_t page, const char *when)
 {
     Area *a = area_of(page);
@@ -414,6 +434,7 @@ static void G_GNUC_NORETURN fail(size_t page, const char *when)
            (uint8_t)mem[at], (uint8_t)shadow[at],
            all_zero(mem) ? ", is all zero" : "",
            all_zero(shadow) ? ", should be all zero" : "", T.seed);
+    print_views(mem, shadow);
     print_mapping(mem);
     print_calls(mem, T.wrote[page]);
     fflush(stdout);
@@ -568,6 +589,8 @@ static void op_fill(uint64_t *seed, size_t page, size_t n)
     for (size_t i = 0; i < n; i++) {
         make_content(seed, buffer, kind, shift + i);
         T.wrote[page + i] = prim_real.now_ns();
+        note("fill", T.wrote[page + i], mem_of(page + i), PAGE, kind,
+             T.freed[page + i]);
         memcpy(mem_of(page + i), buffer, PAGE);
         memcpy(shadow_of(page + i), buffer, PAGE);
         T.freed[page + i] = 0;
@@ -594,6 +617,8 @@ static void op_copy(uint64_t *seed, size_t page, size_t n)
         }
         check_page(from + i, "before a copy");
         T.wrote[page + i] = prim_real.now_ns();
+        note("copy", T.wrote[page + i], mem_of(page + i), PAGE, 0,
+             T.freed[page + i]);
         memcpy(mem_of(page + i), mem_of(from + i), PAGE);
         memcpy(shadow_of(page + i), shadow_of(from + i), PAGE);
         T.freed[page + i] = 0;
@@ -628,6 +653,7 @@ static void op_engine(Op op, size_t page, size_t n)
         return;
     }
     lock_range(page, n);
+    note(op_names[op], prim_real.now_ns(), mem_of(page), n * PAGE, 0, 0);
     switch (op) {
     case OP_DISCARD:
         do {
@@ -685,6 +711,7 @@ static void op_fork(uint64_t *seed, size_t page, size_t n)
     pid_t pid;
 
     lock_range(page, n);
+    note("fork", prim_real.now_ns(), mem_of(page), n * PAGE, 0, 0);
     pid = fork();
     if (pid == 0) {
         _exit(check_child(seed, page, n));
