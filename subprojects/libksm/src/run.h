@@ -5,10 +5,10 @@
  *
  * The plan says for each page of a chunk what is to become of it, which
  * parts of the chunk have to be isolated for that, and whether it pays.
- * Nothing is changed yet, but slots of the pool are taken.  They are filled
- * from what was isolated: that costs whoever waits for it a copy, and saves
- * everybody a comparison, for the copy is what the page is replaced by.  Under
- * memory pressure, when it could take long, no slot is taken (memcg.h).
+ * Nothing is changed yet, but slots of the pool are taken.  They get their
+ * memory before a span is isolated and are filled from what was: that costs
+ * whoever waits for it a copy, and saves everybody a comparison, for the copy
+ * is what the page is replaced by.
  *
  * The unit of isolation.  Moving memory out costs a TLB shootdown per call
  * and breaks a huge page if it takes part of one.  So a huge page is moved
