@@ -146,6 +146,8 @@ typedef struct Call {
     unsigned cpu;
 } Call;
 
+static const char entry_name[] = "entry";
+
 #define N_CALLS (1u << 18)
 static Call calls[N_CALLS];
 static unsigned n_calls;        /* atomic */
@@ -232,6 +234,23 @@ static void staged_check(const char *addr, size_t len, bool gone)
             _exit(1);
         }
         s->valid[page] &= !gone;
+    }
+}
+
+/*
+ * What the kernel has mapped where a page was just written: nothing, if the
+ * write went through a translation that should be gone.
+ */
+static void note_entries(const char *mem, size_t n)
+{
+    uint64_t entry[MAX_RANGE] = { 0 };
+    uint64_t ns = prim_real.now_ns();
+
+    if (pread(pagemap_fd, entry, n * 8, (uintptr_t)mem / PAGE * 8) < 0) {
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        note(entry_name, ns, mem + i * PAGE, PAGE, entry[i], 0);
     }
 }
 
@@ -352,6 +371,24 @@ static void note_all(void)
     prim.pagemap = note_pagemap;
 }
 
+/* What the kernel now says of the page frame of a pagemap entry. */
+static const char *frame_flags(uint64_t entry)
+{
+    static char text[40];
+    uint64_t flags, frame = entry & ((UINT64_C(1) << 55) - 1);
+    int fd = open("/proc/kpageflags", O_RDONLY | O_CLOEXEC);
+
+    text[0] = 0;
+    if (fd >= 0 && entry >> 63 && frame &&
+        pread(fd, &flags, 8, frame * 8) == 8) {
+        g_snprintf(text, sizeof(text), ", flags %" PRIx64, flags);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return text;
+}
+
 static void print_calls(const char *mem, uint64_t wrote)
 {
     unsigned end = __atomic_load_n(&n_calls, __ATOMIC_RELAXED), shown = 0;
@@ -363,8 +400,9 @@ static void print_calls(const char *mem, uint64_t wrote)
         Call *c = &calls[i % N_CALLS];
 
         if (c->at <= (uintptr_t)mem && (uintptr_t)mem < c->at + c->len) {
-            printf("# %" PRIu64 " cpu %u %s %lx %lx %lx: %ld\n", c->ns,
-                   c->cpu, c->name, c->at, c->len, c->other, c->ret);
+            printf("# %" PRIu64 " cpu %u %s %lx %lx %lx: %ld%s\n", c->ns,
+                   c->cpu, c->name, c->at, c->len, c->other, c->ret,
+                   c->name == entry_name ? frame_flags(c->other) : "");
             shown++;
         }
     }
@@ -596,6 +634,7 @@ static void op_fill(uint64_t *seed, size_t page, size_t n)
         T.freed[page + i] = 0;
         mark_dirty(page + i);
     }
+    note_entries(mem_of(page), n);
     linger(seed, page, n, "after a fill");
     unlock_range(page, n);
     g_free(buffer);
@@ -624,6 +663,7 @@ static void op_copy(uint64_t *seed, size_t page, size_t n)
         T.freed[page + i] = 0;
         mark_dirty(page + i);
     }
+    note_entries(mem_of(page), n);
     linger(seed, page, n, "after a copy");
     unlock_range(page, n);
     unlock_range(from, n);
