@@ -251,11 +251,6 @@ static void run_engine(Load *l, const Bench *b)
                            ksm_reason_name(i), stats.reasons[i]);
         }
     }
-    if (stats.pages_sharing) {
-        bench_metric("cpu_us_per_saved_page",
-                     (stats.scan_time + stats.merge_time) / 1e3 /
-                     stats.pages_sharing);
-    }
 }
 
 int main(int argc, char **argv)

@@ -22,8 +22,7 @@
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT        21
 #endif
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ  22
+#ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
