@@ -403,6 +403,9 @@ int engine_kinds(KsmEngine *e, const void *addr, unsigned n, unsigned tell,
     if (got < 0) {
         return got;
     }
+    if (scan.walk_end < scan.end) {
+        return -EAGAIN;     /* what was not walked is not empty */
+    }
     memset(kinds, 0, n);
     for (ssize_t i = 0; i < got; i++) {
         size_t from = (e->ranges[i].start - (uintptr_t)addr) / PAGE_BYTES;

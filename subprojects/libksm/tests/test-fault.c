@@ -179,7 +179,20 @@ static int f_uffd_copy(int fd, void *to, const void *from, size_t len,
 
 static ssize_t f_pagemap(PmScan *scan)
 {
-    return hit("pagemap", 1) ? -ENOMEM : prim_real.pagemap(scan);
+    PmScan half = *scan;
+    ssize_t ret;
+
+    if (!hit("pagemap", 2)) {
+        return prim_real.pagemap(scan);
+    }
+    if (fail_mode == 0) {
+        return -ENOMEM;
+    }
+    /* part of it, and then no more */
+    half.end -= (scan->end - scan->start) / PAGE / 2 * PAGE;
+    ret = prim_real.pagemap(&half);
+    scan->walk_end = half.walk_end;
+    return ret;
 }
 
 static void f_pause(unsigned us)
