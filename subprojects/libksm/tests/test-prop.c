@@ -32,6 +32,8 @@
 
 #include "engine.h"
 #include "prim.h"
+#include "prop-watch.h"
+#include "tsan.h"
 
 #define PAGE KSM_PAGE_SIZE
 #define CHUNK KSM_CHUNK_SIZE
@@ -81,7 +83,6 @@ typedef struct Test {
     char *shadow;
     uint8_t *locks;         /* per page; atomic */
     uint8_t *freed;         /* per page: may be zero instead of the shadow */
-    uint64_t *wrote;        /* per page: ns, when it was last filled */
     char *dictionary;
     uint64_t done[OP_MAX];  /* atomic */
     uint64_t removed;       /* atomic */
@@ -129,328 +130,52 @@ static char *shadow_of(size_t page)
     return T.shadow + page * PAGE;
 }
 
+/* The page at an address of the engines' memory; T.n: none of it. */
+static size_t page_of(const void *addr)
+{
+    for (int i = 0; i < N_REGIONS; i++) {
+        const Area *a = &T.areas[i];
+
+        if ((char *)addr >= a->mem && (char *)addr < a->mem + a->n * PAGE) {
+            return a->first + ((char *)addr - a->mem) / PAGE;
+        }
+    }
+    return T.n;
+}
+
+static bool is_memory(const void *addr)
+{
+    return page_of(addr) < T.n;
+}
+
+static bool may_vanish(const void *addr)
+{
+    size_t page = page_of(addr);
+    bool freed;
+
+    KSM_TSAN_IGNORE_BEGIN();
+    freed = page < T.n && T.freed[page];
+    KSM_TSAN_IGNORE_END();
+    return freed;
+}
+
+static const WatchOwner watch_owner = {
+    .is_memory = is_memory,
+    .may_vanish = may_vanish,
+};
+
 static bool all_zero(const char *page)
 {
     return !page[0] && !memcmp(page, page + 1, PAGE - 1);
 }
 
-/*
- * The last calls of the engines that name an address range: what was done to a
- * page that is not what it should be.
- */
-typedef struct Call {
-    uint64_t ns;
-    const char *name;
-    uintptr_t at, len, other;   /* range; where to or from; or flags */
-    long ret;
-    unsigned cpu;
-} Call;
-
-static const char entry_name[] = "entry";
-
-#define N_CALLS (1u << 18)
-static Call calls[N_CALLS];
-static unsigned n_calls;        /* atomic */
-
-static long note(const char *name, uint64_t ns, const void *at, size_t len,
-                 uintptr_t other, long ret)
+/* Is what should be at @page somewhere else instead? */
+static void print_elsewhere(size_t page)
 {
-    unsigned i = __atomic_fetch_add(&n_calls, 1, __ATOMIC_RELAXED) % N_CALLS;
-
-    calls[i] = (Call) { ns, name, (uintptr_t)at, len, other, ret,
-                        sched_getcpu() };
-    return ret;
-}
-
-/*
- * What was staged, as it was when the move returned.  Nobody can reach a page
- * there: one that changes was written through a translation that the move
- * should have made the processors forget.
- */
-typedef struct Staged {
-    char *stage, *copy;
-    uint8_t valid[2 * CHUNK / PAGE];
-} Staged;
-
-static Staged staged[N_ENGINES];
-static int pagemap_fd;
-
-static Staged *staged_at(const void *addr)
-{
-    for (int i = 0; i < N_ENGINES; i++) {
-        char *stage = staged[i].stage;
-
-        if (stage && (char *)addr >= stage &&
-            (char *)addr < stage + 2 * CHUNK) {
-            return &staged[i];
-        }
-    }
-    return NULL;
-}
-
-static bool is_present(const char *page)
-{
-    uint64_t entry = 0;
-
-    return pread(pagemap_fd, &entry, 8, (uintptr_t)page / PAGE * 8) == 8 &&
-           entry >> 63;
-}
-
-static void staged_keep(char *addr, size_t len)
-{
-    Staged *s = staged_at(addr);
-
-    for (size_t i = 0; s && i < len; i += PAGE) {
-        size_t page = (addr + i - s->stage) / PAGE;
-
-        s->valid[page] = is_present(addr + i);
-        if (s->valid[page]) {
-            memcpy(s->copy + page * PAGE, addr + i, PAGE);
-        }
-    }
-}
-
-/* @gone: the pages are about to leave the staging area. */
-static void staged_check(const char *addr, size_t len, bool gone)
-{
-    Staged *s = staged_at(addr);
-
-    for (size_t i = 0; s && i < len; i += PAGE) {
-        size_t page = (addr + i - s->stage) / PAGE;
-        const char *copy = s->copy + page * PAGE;
-
-        /* one that was freed lazily may have been reclaimed */
-        if (s->valid[page] && memcmp(addr + i, copy, PAGE) &&
-            is_present(addr + i) && !all_zero(addr + i)) {
-            size_t at = 0;
-
-            while (at < PAGE - 1 && addr[i + at] == copy[at]) {
-                at++;
-            }
-            printf("Bail out! staged page %zu was written: offset %zu was "
-                   "%02x, is %02x; seed %" PRIu64 "\n", page, at,
-                   (uint8_t)copy[at], (uint8_t)addr[i + at], T.seed);
-            fflush(stdout);
-            _exit(1);
-        }
-        s->valid[page] &= !gone;
-    }
-}
-
-/*
- * What the kernel has mapped where a page was just written: nothing, if the
- * write went through a translation that should be gone.
- */
-static void note_entries(const char *mem, size_t n)
-{
-    uint64_t entry[MAX_RANGE] = { 0 };
-    uint64_t ns = prim_real.now_ns();
-
-    if (pread(pagemap_fd, entry, n * 8, (uintptr_t)mem / PAGE * 8) < 0) {
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        note(entry_name, ns, mem + i * PAGE, PAGE, entry[i], 0);
-    }
-}
-
-static void *note_map(void *addr, size_t len, int prot, int flags, int fd,
-                      off_t offset)
-{
-    uint64_t ns = prim_real.now_ns();
-    void *p;
-
-    staged_check(addr, len, true);
-    p = prim_real.map(addr, len, prot, flags, fd, offset);
-
-    note(fd < 0 ? "map" : "map pool", ns, addr, len, offset, !p);
-    return p;
-}
-
-static int note_remap(void *from, size_t len, void *to)
-{
-    uint64_t ns = prim_real.now_ns();
-
-    return note("remap", ns, to, len, (uintptr_t)from,
-                prim_real.remap(from, len, to));
-}
-
-static int note_advise(void *addr, size_t len, int advice)
-{
-    uint64_t ns = prim_real.now_ns();
-
-    if (advice == MADV_DONTNEED) {
-        staged_check(addr, len, true);
-    }
-    return note("advise", ns, addr, len, advice,
-                prim_real.advise(addr, len, advice));
-}
-
-static int note_register(const UffdRange *range, unsigned mode)
-{
-    uint64_t ns = prim_real.now_ns();
-
-    return note("register", ns, range->addr, range->len, mode,
-                prim_real.uffd_register(range, mode));
-}
-
-static int note_unregister(const UffdRange *range)
-{
-    uint64_t ns = prim_real.now_ns();
-
-    return note("unregister", ns, range->addr, range->len, 0,
-                prim_real.uffd_unregister(range));
-}
-
-static int note_protect(const UffdRange *range, bool on)
-{
-    uint64_t ns = prim_real.now_ns();
-
-    return note("protect", ns, range->addr, range->len, on,
-                prim_real.uffd_protect(range, on));
-}
-
-static int note_move(int fd, void *to, void *from, size_t len, size_t *done)
-{
-    uint64_t ns = prim_real.now_ns();
-    int ret;
-
-    staged_check(from, len, false);
-    ret = prim_real.uffd_move(fd, to, from, len, done);
-    if (staged_at(to)) {
-        staged_keep(to, *done);
-    } else if (staged_at(from)) {
-        Staged *s = staged_at(from);
-
-        memset(s->valid + ((char *)from - s->stage) / PAGE, 0, *done / PAGE);
-    }
-    note("move to", ns, to, len, *done, ret);
-    note("move from", ns, from, len, *done, ret);
-    return ret;
-}
-
-static int note_copy(int fd, void *to, const void *from, size_t len,
-                     size_t *done)
-{
-    uint64_t ns = prim_real.now_ns();
-    int ret;
-
-    staged_check(from, len, false);
-    ret = prim_real.uffd_copy(fd, to, from, len, done);
-    note("copy to", ns, to, len, *done, ret);
-    return ret;
-}
-
-static ssize_t note_pagemap(PmScan *scan)
-{
-    uint64_t ns = prim_real.now_ns();
-    ssize_t ret = prim_real.pagemap(scan);
-
-    note(scan->protect ? "scan, protect" : "scan", ns, (void *)scan->start,
-         scan->end - scan->start, scan->walk_end, ret);
-    return ret;
-}
-
-static void note_all(void)
-{
-    pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    g_assert(pagemap_fd >= 0);
-    for (int i = 0; i < N_ENGINES; i++) {
-        staged[i].stage = T.engines[i]->merge.small;
-        g_assert(T.engines[i]->merge.huge == staged[i].stage + CHUNK);
-        staged[i].copy = g_malloc(2 * CHUNK);
-    }
-    prim.map = note_map;
-    prim.remap = note_remap;
-    prim.advise = note_advise;
-    prim.uffd_register = note_register;
-    prim.uffd_unregister = note_unregister;
-    prim.uffd_protect = note_protect;
-    prim.uffd_move = note_move;
-    prim.uffd_copy = note_copy;
-    prim.pagemap = note_pagemap;
-}
-
-/* What the kernel now says of the page frame of a pagemap entry. */
-static const char *frame_flags(uint64_t entry)
-{
-    static char text[40];
-    uint64_t flags, frame = entry & ((UINT64_C(1) << 55) - 1);
-    int fd = open("/proc/kpageflags", O_RDONLY | O_CLOEXEC);
-
-    text[0] = 0;
-    if (fd >= 0 && entry >> 63 && frame &&
-        pread(fd, &flags, 8, frame * 8) == 8) {
-        g_snprintf(text, sizeof(text), ", flags %" PRIx64, flags);
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
-    return text;
-}
-
-static void print_calls(const char *mem, uint64_t wrote)
-{
-    unsigned end = __atomic_load_n(&n_calls, __ATOMIC_RELAXED), shown = 0;
-    unsigned i = end, first = end - MIN(end, N_CALLS - 64);
-
-    printf("# now %" PRIu64 " ns, filled at %" PRIu64 "; latest first:\n",
-           prim_real.now_ns(), wrote);
-    while (i-- > first && shown < 400) {
-        Call *c = &calls[i % N_CALLS];
-
-        if (c->at <= (uintptr_t)mem && (uintptr_t)mem < c->at + c->len) {
-            printf("# %" PRIu64 " cpu %u %s %lx %lx %lx: %ld%s\n", c->ns,
-                   c->cpu, c->name, c->at, c->len, c->other, c->ret,
-                   c->name == entry_name ? frame_flags(c->other) : "");
-            shown++;
-        }
-    }
-}
-
-/* What the kernel has there: tells a lost page from a lost slot. */
-static void print_mapping(const char *mem)
-{
-    uint64_t entry = 0;
-    FILE *f = fopen("/proc/self/pagemap", "r");
-    unsigned long start, end;
-    char line[256];
-
-    if (f) {
-        if (fseek(f, (uintptr_t)mem / PAGE * 8, SEEK_SET) ||
-            fread(&entry, 8, 1, f) != 1) {
-            entry = 0;
-        }
-        fclose(f);
-    }
-    printf("# %p: pagemap %016" PRIx64 "%s%s\n", mem, entry,
-           entry >> 63 ? ", present" : "", entry >> 61 & 1 ? ", file" : "");
-    f = fopen("/proc/self/maps", "r");
-    while (f && fgets(line, sizeof(line), f)) {
-        if (sscanf(line, "%lx-%lx", &start, &end) == 2 &&
-            start <= (uintptr_t)mem && (uintptr_t)mem < end) {
-            printf("# %s", line);
-        }
-    }
-    if (f) {
-        fclose(f);
-    }
-}
-
-/* Do all processors see the same?  First of all, the one that looked. */
-static void print_views(const char *mem, const char *shadow)
-{
-    printf("# on processor %d\n", sched_getcpu());
-    for (int cpu = 0; cpu < 64; cpu++) {
-        cpu_set_t set;
-
-        CPU_ZERO(&set);
-        CPU_SET(cpu, &set);
-        if (sched_setaffinity(0, sizeof(set), &set) == 0) {
-            bool same = !memcmp(mem, shadow, PAGE), zero = all_zero(mem);
-
-            printf("# processor %d sees %s\n", cpu,
-                   same ? "what it should" : zero ? "zeroes" : "others");
+    for (size_t i = 0; i < T.n; i++) {
+        if (i != page && !memcmp(mem_of(i), shadow_of(page), PAGE) &&
+            memcmp(shadow_of(i), shadow_of(page), PAGE)) {
+            printf("# that is what page %zu has, and should not\n", i);
         }
     }
 }
@@ -472,9 +197,8 @@ static void G_GNUC_NORETURN fail(size_t page, const char *when)
            (uint8_t)mem[at], (uint8_t)shadow[at],
            all_zero(mem) ? ", is all zero" : "",
            all_zero(shadow) ? ", should be all zero" : "", T.seed);
-    print_views(mem, shadow);
-    print_mapping(mem);
-    print_calls(mem, T.wrote[page]);
+    print_elsewhere(page);
+    watch_print(mem, shadow);
     fflush(stdout);
     _exit(1);
 }
@@ -626,15 +350,14 @@ static void op_fill(uint64_t *seed, size_t page, size_t n)
     lock_range(page, n);
     for (size_t i = 0; i < n; i++) {
         make_content(seed, buffer, kind, shift + i);
-        T.wrote[page + i] = prim_real.now_ns();
-        note("fill", T.wrote[page + i], mem_of(page + i), PAGE, kind,
-             T.freed[page + i]);
+        watch_note("fill", prim_real.now_ns(), mem_of(page + i), PAGE, kind,
+                   T.freed[page + i]);
         memcpy(mem_of(page + i), buffer, PAGE);
         memcpy(shadow_of(page + i), buffer, PAGE);
         T.freed[page + i] = 0;
         mark_dirty(page + i);
     }
-    note_entries(mem_of(page), n);
+    watch_note_entries(mem_of(page), n);
     linger(seed, page, n, "after a fill");
     unlock_range(page, n);
     g_free(buffer);
@@ -655,15 +378,14 @@ static void op_copy(uint64_t *seed, size_t page, size_t n)
             continue;
         }
         check_page(from + i, "before a copy");
-        T.wrote[page + i] = prim_real.now_ns();
-        note("copy", T.wrote[page + i], mem_of(page + i), PAGE, 0,
-             T.freed[page + i]);
+        watch_note("copy", prim_real.now_ns(), mem_of(page + i), PAGE, 0,
+                   T.freed[page + i]);
         memcpy(mem_of(page + i), mem_of(from + i), PAGE);
         memcpy(shadow_of(page + i), shadow_of(from + i), PAGE);
         T.freed[page + i] = 0;
         mark_dirty(page + i);
     }
-    note_entries(mem_of(page), n);
+    watch_note_entries(mem_of(page), n);
     linger(seed, page, n, "after a copy");
     unlock_range(page, n);
     unlock_range(from, n);
@@ -693,9 +415,11 @@ static void op_engine(Op op, size_t page, size_t n)
         return;
     }
     lock_range(page, n);
-    note(op_names[op], prim_real.now_ns(), mem_of(page), n * PAGE, 0, 0);
+    watch_note(op_names[op], prim_real.now_ns(), mem_of(page), n * PAGE, 0,
+               0);
     switch (op) {
     case OP_DISCARD:
+        memset(T.freed + page, 1, n);
         do {
             result = ksm_discard(a->region, offset, n * PAGE);
             check_result(result, "ksm_discard");
@@ -751,7 +475,7 @@ static void op_fork(uint64_t *seed, size_t page, size_t n)
     pid_t pid;
 
     lock_range(page, n);
-    note("fork", prim_real.now_ns(), mem_of(page), n * PAGE, 0, 0);
+    watch_note("fork", prim_real.now_ns(), mem_of(page), n * PAGE, 0, 0);
     pid = fork();
     if (pid == 0) {
         _exit(check_child(seed, page, n));
@@ -1034,7 +758,6 @@ static void make_areas(void)
     g_assert(T.shadow != MAP_FAILED);
     T.locks = g_malloc0(T.n);
     T.freed = g_malloc0(T.n);
-    T.wrote = g_new0(uint64_t, T.n);
     for (int i = 0; i < N_REGIONS; i++) {
         area_add(&T.areas[i]);
     }
@@ -1187,7 +910,7 @@ int main(int argc, char **argv)
            T.seed, T.seconds, T.threads);
     fflush(stdout);
     make_dictionary();
-    note_all();
+    watch_start(T.engines, N_ENGINES, &watch_owner);
     make_areas();
     run_threads();
     for (int i = 0; i < N_ENGINES; i++) {

@@ -1,0 +1,500 @@
+/*
+ * libksm: test-prop's watch over the engine's system calls
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * See prop-watch.h for the idea.
+ */
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "prim.h"
+#include "prop-watch.h"
+#include "tsan.h"
+
+#define PAGE KSM_PAGE_SIZE
+#define CHUNK KSM_CHUNK_SIZE
+#define STAGE_PAGES (2 * CHUNK / PAGE)
+#define MAX_ENGINES 4
+#define MAX_ENTRIES 1024
+#define N_CALLS (1u << 18)
+#define PRINT_CALLS 400
+
+typedef struct Call {
+    uint64_t ns;
+    const char *name;
+    uintptr_t at, len, other;   /* range; where to or from; or flags */
+    long ret;
+    unsigned cpu;
+} Call;
+
+/*
+ * What is staged by one engine, as it was when the move returned.  Nobody can
+ * reach a page there: one that changes was written through a translation that
+ * the move should have made the processors forget.
+ */
+typedef struct Staged {
+    char *stage, *copy;
+    const char *home[STAGE_PAGES];  /* where the page came from */
+    uint8_t here[STAGE_PAGES];      /* moved in, present, and not out yet */
+} Staged;
+
+static const char entry_name[] = "entry";
+
+static WatchOwner owner;
+static Staged staged[MAX_ENGINES];
+static unsigned n_staged;
+static int pagemap_fd;
+static Call calls[N_CALLS];
+static unsigned n_calls;        /* atomic */
+
+static long note(const char *name, uint64_t ns, const void *at, size_t len,
+                 uintptr_t other, long ret)
+{
+    unsigned i = __atomic_fetch_add(&n_calls, 1, __ATOMIC_RELAXED) % N_CALLS;
+
+    calls[i] = (Call) { ns, name, (uintptr_t)at, len, other, ret,
+                        sched_getcpu() };
+    return ret;
+}
+
+void watch_note(const char *name, uint64_t ns, const void *at, size_t len,
+                uintptr_t other, long ret)
+{
+    note(name, ns, at, len, other, ret);
+}
+
+void watch_note_entries(const char *mem, size_t n)
+{
+    uint64_t entry[MAX_ENTRIES] = { 0 };
+    uint64_t ns = prim_real.now_ns();
+
+    n = MIN(n, MAX_ENTRIES);
+    if (pread(pagemap_fd, entry, n * 8, (uintptr_t)mem / PAGE * 8) < 0) {
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        note(entry_name, ns, mem + i * PAGE, PAGE, entry[i], 0);
+    }
+}
+
+/* What the kernel now says of the page frame of a pagemap entry. */
+static const char *frame_flags(uint64_t entry)
+{
+    static char text[40];
+    uint64_t flags, frame = entry & ((UINT64_C(1) << 55) - 1);
+    int fd = open("/proc/kpageflags", O_RDONLY | O_CLOEXEC);
+
+    text[0] = 0;
+    if (fd >= 0 && entry >> 63 && frame &&
+        pread(fd, &flags, 8, frame * 8) == 8) {
+        g_snprintf(text, sizeof(text), ", flags %" PRIx64, flags);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return text;
+}
+
+static void print_calls(const char *mem)
+{
+    unsigned end = __atomic_load_n(&n_calls, __ATOMIC_RELAXED), shown = 0;
+    unsigned i = end, first = end - MIN(end, N_CALLS - 64);
+
+    printf("# now %" PRIu64 " ns; latest first:\n", prim_real.now_ns());
+    while (i-- > first && shown < PRINT_CALLS) {
+        Call *c = &calls[i % N_CALLS];
+
+        if (c->at <= (uintptr_t)mem && (uintptr_t)mem < c->at + c->len) {
+            printf("# %" PRIu64 " cpu %u %s %lx %lx %lx: %ld%s\n", c->ns,
+                   c->cpu, c->name, c->at, c->len, c->other, c->ret,
+                   c->name == entry_name ? frame_flags(c->other) : "");
+            shown++;
+        }
+    }
+}
+
+static uint64_t pagemap_entry(const char *page)
+{
+    uint64_t entry = 0;
+
+    return pread(pagemap_fd, &entry, 8, (uintptr_t)page / PAGE * 8) == 8
+           ? entry : 0;
+}
+
+static bool is_present(const char *page)
+{
+    return pagemap_entry(page) >> 63;
+}
+
+static bool all_zero(const char *page)
+{
+    return !page[0] && !memcmp(page, page + 1, PAGE - 1);
+}
+
+/* What the kernel has there: tells a lost page from a lost slot. */
+static void print_mapping(const char *mem)
+{
+    uint64_t entry = pagemap_entry(mem);
+    unsigned long start, end;
+    char line[256];
+    FILE *f;
+
+    printf("# %p: pagemap %016" PRIx64 "%s%s\n", mem, entry,
+           entry >> 63 ? ", present" : "", entry >> 61 & 1 ? ", file" : "");
+    f = fopen("/proc/self/maps", "r");
+    while (f && fgets(line, sizeof(line), f)) {
+        if (sscanf(line, "%lx-%lx", &start, &end) == 2 &&
+            start <= (uintptr_t)mem && (uintptr_t)mem < end) {
+            printf("# %s", line);
+        }
+    }
+    if (f) {
+        fclose(f);
+    }
+}
+
+/* Do all processors see the same?  First of all, the one that looked. */
+static void print_views(const char *mem, const char *content)
+{
+    printf("# on processor %d\n", sched_getcpu());
+    for (int cpu = 0; cpu < 64; cpu++) {
+        cpu_set_t set;
+
+        CPU_ZERO(&set);
+        CPU_SET(cpu, &set);
+        if (sched_setaffinity(0, sizeof(set), &set) == 0) {
+            bool same = !memcmp(mem, content, PAGE), zero = all_zero(mem);
+
+            printf("# processor %d sees %s\n", cpu,
+                   same ? "what it should" : zero ? "zeroes" : "others");
+        }
+    }
+}
+
+static void print_staged(const char *content)
+{
+    for (unsigned i = 0; i < n_staged; i++) {
+        for (size_t k = 0; k < STAGE_PAGES; k++) {
+            const char *page = staged[i].stage + k * PAGE;
+
+            if (is_present(page)) {
+                printf("# staged by engine %u: %p of %p%s\n", i, page,
+                       staged[i].home[k], memcmp(page, content, PAGE) ? ""
+                       : ", with that content");
+            }
+        }
+    }
+}
+
+void watch_print(const char *mem, const char *content)
+{
+    print_views(mem, content);
+    print_mapping(mem);
+    print_staged(content);
+    print_calls(mem);
+    fflush(stdout);
+}
+
+/* The engine, or the kernel, did what must not happen. */
+static void G_GNUC_NORETURN judge(const char *what, const char *page)
+{
+    printf("Bail out! %s: %p\n", what, page);
+    print_mapping(page);
+    print_calls(page);
+    fflush(stdout);
+    _exit(1);
+}
+
+static Staged *staged_at(const void *addr)
+{
+    for (unsigned i = 0; i < n_staged; i++) {
+        char *stage = staged[i].stage;
+
+        if ((char *)addr >= stage && (char *)addr < stage + 2 * CHUNK) {
+            return &staged[i];
+        }
+    }
+    return NULL;
+}
+
+static size_t stage_page(const Staged *s, const char *addr)
+{
+    return (addr - s->stage) / PAGE;
+}
+
+static void moved_in(Staged *s, const char *addr, const char *from,
+                     size_t len)
+{
+    for (size_t i = 0; i < len; i += PAGE) {
+        size_t page = stage_page(s, addr + i);
+
+        s->home[page] = from + i;
+        s->here[page] = is_present(addr + i);
+        if (s->here[page]) {
+            memcpy(s->copy + page * PAGE, addr + i, PAGE);
+        }
+    }
+}
+
+/* Is what is staged still what it was? */
+static void check_staged(const char *addr, size_t len)
+{
+    Staged *s = staged_at(addr);
+
+    for (size_t i = 0; s && i < len; i += PAGE) {
+        size_t page = stage_page(s, addr + i);
+        const char *copy = s->copy + page * PAGE;
+
+        if (!s->here[page] || !memcmp(addr + i, copy, PAGE)) {
+            continue;
+        }
+        /* one that was freed lazily may have been reclaimed */
+        if ((is_present(addr + i) && !all_zero(addr + i)) ||
+            !owner.may_vanish(s->home[page])) {
+            judge("a staged page was written", s->home[page]);
+        }
+    }
+}
+
+/* Pages leave the staging area for where they must have come from. */
+static void moved_out(Staged *s, const char *addr, const char *to, size_t len)
+{
+    for (size_t i = 0; i < len; i += PAGE) {
+        size_t page = stage_page(s, addr + i);
+
+        if (s->home[page] != to + i) {
+            judge("a staged page was put somewhere else", to + i);
+        }
+        s->here[page] = false;
+    }
+}
+
+/* The staging area is emptied: of what nobody needs any more. */
+static void check_dropped(const char *addr, size_t len)
+{
+    Staged *s = staged_at(addr);
+
+    for (size_t i = 0; s && i < len; i += PAGE) {
+        size_t page = stage_page(s, addr + i);
+
+        if (s->here[page] && !all_zero(s->copy + page * PAGE) &&
+            !owner.may_vanish(s->home[page])) {
+            judge("a staged page was dropped", s->home[page]);
+        }
+        s->here[page] = false;
+    }
+}
+
+/*
+ * Who has the page staged, and where: at the same place in a chunk, in either
+ * of the two staging areas.
+ */
+static Staged *staged_of(const char *home, size_t *page)
+{
+    for (unsigned i = 0; i < n_staged; i++) {
+        *page = (uintptr_t)home % CHUNK / PAGE;
+        for (; *page < STAGE_PAGES; *page += CHUNK / PAGE) {
+            if (staged[i].here[*page] && staged[i].home[*page] == home) {
+                return &staged[i];
+            }
+        }
+    }
+    return NULL;
+}
+
+/* The pool is mapped over memory: over staged pages of the same content. */
+static void check_replaced(const char *addr, size_t len, int fd, off_t offset)
+{
+    char slot[PAGE];
+
+    for (size_t i = 0; i < len; i += PAGE) {
+        size_t page;
+        Staged *s = staged_of(addr + i, &page);
+
+        if (!s) {
+            judge("mapped over a page that was not isolated", addr + i);
+        }
+        if (pread(fd, slot, PAGE, offset + i) != PAGE ||
+            memcmp(slot, s->copy + page * PAGE, PAGE)) {
+            judge("replaced by other content", addr + i);
+        }
+    }
+}
+
+static void replaced(const char *addr, size_t len)
+{
+    for (size_t i = 0; i < len; i += PAGE) {
+        size_t page;
+
+        staged_of(addr + i, &page)->here[page] = false;
+    }
+}
+
+/* Memory is dropped: given back by its owner. */
+static void check_discarded(const char *addr, size_t len, const char *what)
+{
+    for (size_t i = 0; i < len; i += PAGE) {
+        if (owner.is_memory(addr + i) && !owner.may_vanish(addr + i)) {
+            judge(what, addr + i);
+        }
+    }
+}
+
+static void *watch_map(void *addr, size_t len, int prot, int flags, int fd,
+                       off_t offset)
+{
+    uint64_t ns = prim_real.now_ns();
+    bool pool = fd >= 0 && owner.is_memory(addr);
+    void *p;
+
+    check_staged(addr, len);
+    check_dropped(addr, len);
+    if (pool) {
+        check_replaced(addr, len, fd, offset);
+    } else if (addr) {
+        check_discarded(addr, len, "mapped over a page");
+    }
+    p = prim_real.map(addr, len, prot, flags, fd, offset);
+    note(pool ? "map pool" : "map", ns, addr, len, offset, !p);
+    if (pool && p) {
+        replaced(addr, len);
+    }
+    return p;
+}
+
+static int watch_unmap(void *addr, size_t len)
+{
+    check_discarded(addr, len, "unmapped");
+    return prim_real.unmap(addr, len);
+}
+
+/* Who writes to the target has to wait: both are the same. */
+static int watch_remap(void *from, size_t len, void *to)
+{
+    uint64_t ns = prim_real.now_ns();
+
+    KSM_TSAN_IGNORE_BEGIN();
+    for (size_t i = 0; i < len; i += PAGE) {
+        if (memcmp((char *)from + i, (char *)to + i, PAGE)) {
+            judge("restored with other content", (char *)to + i);
+        }
+    }
+    KSM_TSAN_IGNORE_END();
+    return note("remap", ns, to, len, (uintptr_t)from,
+                prim_real.remap(from, len, to));
+}
+
+static int watch_advise(void *addr, size_t len, int advice)
+{
+    uint64_t ns = prim_real.now_ns();
+
+    if (advice == MADV_DONTNEED) {
+        check_staged(addr, len);
+        check_dropped(addr, len);
+    }
+    if (advice == MADV_DONTNEED || advice == MADV_FREE) {
+        check_discarded(addr, len, "dropped");
+    }
+    return note("advise", ns, addr, len, advice,
+                prim_real.advise(addr, len, advice));
+}
+
+static int watch_register(const UffdRange *range, unsigned mode)
+{
+    uint64_t ns = prim_real.now_ns();
+
+    return note("register", ns, range->addr, range->len, mode,
+                prim_real.uffd_register(range, mode));
+}
+
+static int watch_unregister(const UffdRange *range)
+{
+    uint64_t ns = prim_real.now_ns();
+
+    return note("unregister", ns, range->addr, range->len, 0,
+                prim_real.uffd_unregister(range));
+}
+
+static int watch_protect(const UffdRange *range, bool on)
+{
+    uint64_t ns = prim_real.now_ns();
+
+    return note("protect", ns, range->addr, range->len, on,
+                prim_real.uffd_protect(range, on));
+}
+
+static int watch_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    uint64_t ns = prim_real.now_ns();
+    Staged *in = staged_at(to), *out = staged_at(from);
+    int ret;
+
+    check_staged(from, len);
+    ret = prim_real.uffd_move(fd, to, from, len, done);
+    note("move to", ns, to, len, *done, ret);
+    note("move from", ns, from, len, *done, ret);
+    if (in) {
+        moved_in(in, to, from, *done);
+    } else if (out) {
+        moved_out(out, from, to, *done);
+    }
+    return ret;
+}
+
+static int watch_copy(int fd, void *to, const void *from, size_t len,
+                      size_t *done)
+{
+    uint64_t ns = prim_real.now_ns();
+    Staged *out = staged_at(from);
+    int ret;
+
+    check_staged(from, len);
+    ret = prim_real.uffd_copy(fd, to, from, len, done);
+    note("copy to", ns, to, len, *done, ret);
+    if (out) {
+        moved_out(out, from, to, *done);
+    }
+    return ret;
+}
+
+static ssize_t watch_pagemap(PmScan *scan)
+{
+    uint64_t ns = prim_real.now_ns();
+    ssize_t ret = prim_real.pagemap(scan);
+
+    note(scan->protect ? "scan, protect" : "scan", ns, (void *)scan->start,
+         scan->end - scan->start, scan->walk_end, ret);
+    return ret;
+}
+
+void watch_start(KsmEngine *const *engines, unsigned n,
+                 const WatchOwner *asked)
+{
+    g_assert(n <= MAX_ENGINES);
+    owner = *asked;
+    n_staged = n;
+    pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    g_assert(pagemap_fd >= 0);
+    for (unsigned i = 0; i < n; i++) {
+        staged[i].stage = engines[i]->merge.small;
+        g_assert(engines[i]->merge.huge == staged[i].stage + CHUNK);
+        staged[i].copy = g_malloc(2 * CHUNK);
+    }
+    prim.map = watch_map;
+    prim.unmap = watch_unmap;
+    prim.remap = watch_remap;
+    prim.advise = watch_advise;
+    prim.uffd_register = watch_register;
+    prim.uffd_unregister = watch_unregister;
+    prim.uffd_protect = watch_protect;
+    prim.uffd_move = watch_move;
+    prim.uffd_copy = watch_copy;
+    prim.pagemap = watch_pagemap;
+}
