@@ -7,7 +7,7 @@
  * threads read, write, copy, discard, free, unmerge and fork on random pages
  * and keep a shadow copy; regions are removed, unmapped and added; two engines
  * merge as fast as they can.  Every read is held against the shadow, and all
- * of it at the end.
+ * of it at the end.  prop-watch.c looks at how the engines get there.
  *
  * A page and its shadow are changed under the page's lock, which the engine
  * knows nothing of: it may do anything to the page at any time.  Writers keep
@@ -19,7 +19,6 @@
  * test-prop [--seconds N] [--seed N] [--threads N]
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
