@@ -141,7 +141,13 @@ class Step:
             if case.find("failure") is not None or case.find("error") is not None:
                 result.failed.append(name)
             elif skipped is not None:
-                reason = skipped.get("message") or skipped.text or "no reason given"
+                # meson has the reason of a TAP skip in the case's output
+                reason = (
+                    skipped.get("message")
+                    or skipped.text
+                    or case.findtext("system-out")
+                    or "no reason given"
+                )
                 result.skipped.append(f"{name}: {reason.strip()}")
             else:
                 result.passed += 1
