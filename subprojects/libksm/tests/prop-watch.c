@@ -50,6 +50,7 @@ static const char entry_name[] = "entry";
 static WatchOwner owner;
 static Staged staged[MAX_ENGINES];
 static unsigned n_staged;
+static __thread Staged *mine;   /* what this thread staged last */
 static int pagemap_fd;
 static Call calls[N_CALLS];
 static unsigned n_calls;        /* atomic */
@@ -293,20 +294,18 @@ static void check_dropped(const char *addr, size_t len)
 }
 
 /*
- * Who has the page staged, and where: at the same place in a chunk, in either
- * of the two staging areas.
+ * Where this thread has the page staged: at the same place in a chunk, in
+ * either of the two staging areas; STAGE_PAGES: nowhere.
  */
-static Staged *staged_of(const char *home, size_t *page)
+static size_t staged_of(const char *home)
 {
-    for (unsigned i = 0; i < n_staged; i++) {
-        *page = (uintptr_t)home % CHUNK / PAGE;
-        for (; *page < STAGE_PAGES; *page += CHUNK / PAGE) {
-            if (staged[i].here[*page] && staged[i].home[*page] == home) {
-                return &staged[i];
-            }
-        }
+    size_t page = (uintptr_t)home % CHUNK / PAGE;
+
+    while (page < STAGE_PAGES &&
+           (!mine || !mine->here[page] || mine->home[page] != home)) {
+        page += CHUNK / PAGE;
     }
-    return NULL;
+    return MIN(page, STAGE_PAGES);
 }
 
 /* The pool is mapped over memory: over staged pages of the same content. */
@@ -315,14 +314,13 @@ static void check_replaced(const char *addr, size_t len, int fd, off_t offset)
     char slot[PAGE];
 
     for (size_t i = 0; i < len; i += PAGE) {
-        size_t page;
-        Staged *s = staged_of(addr + i, &page);
+        size_t page = staged_of(addr + i);
 
-        if (!s) {
+        if (page == STAGE_PAGES) {
             judge("mapped over a page that was not isolated", addr + i);
         }
         if (pread(fd, slot, PAGE, offset + i) != PAGE ||
-            memcmp(slot, s->copy + page * PAGE, PAGE)) {
+            memcmp(slot, mine->copy + page * PAGE, PAGE)) {
             judge("replaced by other content", addr + i);
         }
     }
@@ -331,9 +329,7 @@ static void check_replaced(const char *addr, size_t len, int fd, off_t offset)
 static void replaced(const char *addr, size_t len)
 {
     for (size_t i = 0; i < len; i += PAGE) {
-        size_t page;
-
-        staged_of(addr + i, &page)->here[page] = false;
+        mine->here[staged_of(addr + i)] = false;
     }
 }
 
@@ -441,6 +437,7 @@ static int watch_move(int fd, void *to, void *from, size_t len, size_t *done)
     note("move to", ns, to, len, *done, ret);
     note("move from", ns, from, len, *done, ret);
     if (in) {
+        mine = in;
         moved_in(in, to, from, *done);
     } else if (out) {
         moved_out(out, from, to, *done);
