@@ -12,9 +12,10 @@
  *   gave it back.  What breaks that ends the test at once, long before anybody
  *   reads the page;
  * - notes the latest of them, to be printed when a page is lost all the same:
- *   then it was not the engine.
+ *   then none of these calls lost it.
  *
- * It leaves what the memory should hold to test-prop.
+ * It leaves what the memory should hold to test-prop, and does not look after
+ * the pool: whether a slot that is given up is still mapped.
  */
 #ifndef PROP_WATCH_H
 #define PROP_WATCH_H
