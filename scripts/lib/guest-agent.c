@@ -206,13 +206,13 @@ static void report_state(const char *event)
            "\"uptime_ms\": %llu, \"errors\": %llu, \"rounds\": %llu, "
            "\"pages_verified\": %llu, \"files_verified\": %llu, "
            "\"rewritten\": %llu, \"own_mib\": %zu, \"files\": %zu, "
-           "\"free_mib\": %llu",
+           "\"free_mib\": %llu, \"cpus\": %d",
            (unsigned long long)now_ms(), (unsigned long long)g.errors,
            (unsigned long long)g.rounds,
            (unsigned long long)g.pages_verified,
            (unsigned long long)g.files_verified,
            (unsigned long long)g.rewritten, g.n_pieces, g.n_files,
-           (unsigned long long)si.freeram * si.mem_unit / MIB);
+           (unsigned long long)si.freeram * si.mem_unit / MIB, get_nprocs());
 }
 
 __attribute__((format(printf, 1, 2)))
@@ -741,6 +741,23 @@ static void change_root(void)
     mount("tmpfs", "/run", "tmpfs", 0, "size=16m");
 }
 
+/*
+ * The CPUs that the kernel left alone (maxcpus=1): not before the devices
+ * have their drivers, see qemu_guest.py.
+ */
+static void start_cpus(void)
+{
+    char path[64];
+
+    for (int i = 1; ; i++) {
+        snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/online", i);
+        if (access(path, F_OK)) {
+            return;
+        }
+        write_file(path, "1");
+    }
+}
+
 static unsigned option(const char *name, unsigned otherwise)
 {
     static char line[PAGE];
@@ -830,6 +847,7 @@ static int run_guest(void)
     g.buffer = malloc(MIB);
     load_modules();
     change_root();
+    start_cpus();
     if (!manifest_read("/etc/guest-manifest")) {
         give_up("/etc/guest-manifest");
     }

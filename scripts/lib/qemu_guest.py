@@ -313,6 +313,13 @@ class Guest:
             f"guest.seed={spec.seed} guest.load={spec.load} "
             f"guest.userland={int(spec.userland)} {spec.kernel}"
         )
+        if spec.cpus > 1:
+            # The agent starts the others once every device has its driver.
+            # Multi-threaded TCG of 10.0.13 looks up MMIO in the new memory
+            # map before the vCPU has dropped its TLB: an interrupt that is
+            # acknowledged while another vCPU sizes a BAR ends in an assertion
+            # of iotlb_to_section(), or in another device.
+            append += " maxcpus=1"
         files = {name: f"{self.image}/{name}" for name in FILES}
         files["qemu"] = str(spec.qemu or qemu_binary())
         if spec.user:

@@ -85,6 +85,7 @@ def test_smp(image: Path, scope_vm: str) -> None:
     """Four virtual CPUs at once, multi-threaded TCG or KVM."""
     with Guest(spec_of(scope_vm, cpus=4, load=100), image) as guest:
         guest.wait_ready()
+        assert guest.state["cpus"] == 4
         guest.command("alloc 16 pattern")
         wait_merged(guest)
         churn(guest, 5)
@@ -106,6 +107,7 @@ def test_soak(
     rounds = 0
     with Guest(spec, image) as guest:
         guest.wait_ready()
+        assert guest.state["cpus"] == 2
         while time.monotonic() < end:
             guest.command("alloc 48 pattern")
             guest.command("alloc 16 zero")
