@@ -335,7 +335,7 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
         engine_close(e);
         return NULL;
     }
-    memcg_init(&e->memcg);
+    memcg_init(&e->memcg, "/");
     e->pool.unindex = slot_unindex;
     e->pool.opaque = e;
     e->seed = prim.random();

@@ -1,12 +1,12 @@
 /*
- * pressure: is the host, or this process's memory cgroup, short of memory?
+ * pressure: is the host, or a memory cgroup of this process, short of memory?
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Reads the kernel's own counters: stall time (PSI, Linux 4.20) of the host
- * and of the cgroup (v2), and how often the cgroup hit its limit ("max" in
- * memory.events of v2, memory.failcnt of v1).  Leaves to others: what to do
- * about it.
+ * and of the cgroup (v2), and how often the cgroup or one above it hit its
+ * limit ("max" in memory.events.local of v2, memory.failcnt of v1).  Leaves to
+ * others: what to do about it.
  */
 #ifndef KSM_PRESSURE_H
 #define KSM_PRESSURE_H

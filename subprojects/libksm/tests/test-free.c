@@ -5,11 +5,11 @@
  */
 #include <errno.h>
 #include <signal.h>
-#include <glib/gstdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "fake-root.h"
 #include "free.h"
 #include "pressure.h"
 #include "prim.h"
@@ -196,34 +196,6 @@ static void test_error(void)
     ksm_freer_free(freer);
 }
 
-typedef struct FakeRoot {
-    char *dir;
-} FakeRoot;
-
-static void fake_write(FakeRoot *root, const char *name, const char *text)
-{
-    g_autofree char *path = g_build_filename(root->dir, name, NULL);
-    g_autofree char *parent = g_path_get_dirname(path);
-
-    g_assert(g_mkdir_with_parents(parent, 0700) == 0);
-    g_assert(g_file_set_contents(path, text, -1, NULL));
-}
-
-static void fake_make(FakeRoot *root, gconstpointer data)
-{
-    root->dir = g_dir_make_tmp("ksm-pressure-XXXXXX", NULL);
-    g_assert(root->dir);
-}
-
-static void fake_remove(FakeRoot *root, gconstpointer data)
-{
-    g_autofree char *quoted = g_shell_quote(root->dir);
-    g_autofree char *command = g_strdup_printf("rm -rf %s", quoted);
-
-    g_assert(g_spawn_command_line_sync(command, NULL, NULL, NULL, NULL));
-    g_free(root->dir);
-}
-
 #define PSI(us) "some avg10=0.00 avg60=0.00 avg300=0.00 total=" us "\n" \
                 "full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
 #define SECOND G_GINT64_CONSTANT(1000000000)
@@ -243,29 +215,34 @@ static void test_psi(FakeRoot *root, gconstpointer data)
     ksm_pressure_free(pressure);
 }
 
-/* As on a host with both hierarchies, the process in a container's cgroup. */
+#define EVENTS(n) "low " n "\nhigh " n "\nmax " n "\noom " n "\n"
+
+/* A limit is hit, of each group in turn. */
 static void test_cgroups(FakeRoot *root, gconstpointer data)
 {
+    static const char *const v1[] = { "cg/memory/vm", "cg/memory" };
+    static const char *const v2[] = { "cg/unified/slice/vm",
+                                      "cg/unified/slice" };
     KsmPressure *pressure;
 
-    fake_write(root, "proc/self/mountinfo",
-               "30 20 0:25 / /cg/cpu rw - cgroup cgroup rw,cpu\n"
-               "31 20 0:26 /box /cg/memory rw shared:9 - cgroup none "
-               "rw,memory\n"
-               "32 20 0:27 / /cg/unified rw - cgroup2 none rw,nsdelegate\n");
-    fake_write(root, "proc/self/cgroup",
-               "4:cpu:/other\n3:memory:/box/vm\n0::/vm\n");
-    fake_write(root, "cg/memory/vm/memory.failcnt", "7\n");
-    fake_write(root, "cg/unified/vm/memory.events",
-               "low 0\nhigh 0\nmax 3\noom 0\n");
+    fake_cgroups(root);
+    for (unsigned i = 0; i < 2; i++) {
+        fake_write_in(root, v1[i], "memory.failcnt", "7\n");
+        fake_write_in(root, v2[i], "memory.events.local", EVENTS("3"));
+        fake_write_in(root, v2[i], "memory.events", EVENTS("3"));
+    }
     pressure = ksm_pressure_new_at(root->dir);
     g_assert(!ksm_pressure_sign(pressure, SECOND));
-    fake_write(root, "cg/memory/vm/memory.failcnt", "8\n");
-    g_assert(ksm_pressure_sign(pressure, SECOND));
-    g_assert(!ksm_pressure_sign(pressure, SECOND));
-    fake_write(root, "cg/unified/vm/memory.events",
-               "low 9\nhigh 9\nmax 4\noom 0\n");
-    g_assert(ksm_pressure_sign(pressure, SECOND));
+    for (unsigned i = 0; i < 2; i++) {
+        fake_write_in(root, v1[i], "memory.failcnt", "8\n");
+        g_assert(ksm_pressure_sign(pressure, SECOND));
+        g_assert(!ksm_pressure_sign(pressure, SECOND));
+        fake_write_in(root, v2[i], "memory.events.local", EVENTS("4"));
+        g_assert(ksm_pressure_sign(pressure, SECOND));
+        g_assert(!ksm_pressure_sign(pressure, SECOND));
+    }
+    /* that of another group, below one of ours */
+    fake_write_in(root, v2[1], "memory.events", EVENTS("9"));
     g_assert(!ksm_pressure_sign(pressure, SECOND));
     ksm_pressure_free(pressure);
 }

@@ -1,0 +1,157 @@
+/*
+ * Tests of the rooms `cgroup` and `memcg`, on files that are made up: few
+ * machines have both versions, or let a test set limits above itself.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include "cgroup.h"
+#include "fake-root.h"
+#include "memcg.h"
+#include "prim.h"
+
+#define MIB(n) (UINT64_C(n) << 20)
+
+static uint64_t fake_now;
+
+static uint64_t fake_now_ns(void)
+{
+    return fake_now;
+}
+
+static void assert_dir(FakeRoot *root, const char *dir, const char *name)
+{
+    g_autofree char *path = g_build_filename(root->dir, name, NULL);
+
+    g_assert(g_str_equal(dir, path));
+}
+
+static void test_dirs(FakeRoot *root, gconstpointer data)
+{
+    g_auto(GStrv) v1 = NULL, v2 = NULL;
+
+    fake_cgroups(root);
+    v1 = cgroup_dirs(root->dir, CGROUP_V1);
+    g_assert(g_strv_length(v1) == 2);
+    assert_dir(root, v1[0], "cg/memory/vm");
+    assert_dir(root, v1[1], "cg/memory");
+    v2 = cgroup_dirs(root->dir, CGROUP_V2);
+    g_assert(g_strv_length(v2) == 3);
+    assert_dir(root, v2[0], "cg/unified/slice/vm");
+    assert_dir(root, v2[1], "cg/unified/slice");
+    assert_dir(root, v2[2], "cg/unified");
+}
+
+/* The process in the group at the top; no hierarchy of v1. */
+static void test_top(FakeRoot *root, gconstpointer data)
+{
+    g_auto(GStrv) v1 = NULL, v2 = NULL;
+
+    fake_write(root, "proc/self/mountinfo",
+               "32 20 0:27 / /cg rw - cgroup2 none rw\n");
+    fake_write(root, "proc/self/cgroup", "0::/\n");
+    v1 = cgroup_dirs(root->dir, CGROUP_V1);
+    g_assert(!*v1);
+    v2 = cgroup_dirs(root->dir, CGROUP_V2);
+    g_assert(g_strv_length(v2) == 1);
+    assert_dir(root, v2[0], "cg");
+}
+
+static void write_number(FakeRoot *root, const char *dir, const char *name,
+                         const char *format, uint64_t n)
+{
+    g_autofree char *number = g_strdup_printf("%" G_GUINT64_FORMAT, n);
+    g_auto(GStrv) parts = g_strsplit(format, "#", 2);
+    g_autofree char *text = g_strjoinv(number, parts);
+
+    fake_write_in(root, dir, name, text);
+}
+
+/* One group of the two versions: its files, and how they are written. */
+typedef struct Layout {
+    const char *group, *above;
+    const char *limit, *usage, *stat, *none;
+} Layout;
+
+static const Layout layouts[] = {
+    { "cg/memory/vm", "cg/memory", "memory.limit_in_bytes",
+      "memory.usage_in_bytes",
+      "cache 1\ninactive_file 999999999\ntotal_inactive_file #\n",
+      "9223372036854771712\n" },
+    { "cg/unified/slice/vm", "cg/unified/slice", "memory.max",
+      "memory.current", "anon 1\ninactive_file #\nactive_file 999999999\n",
+      "max\n" },
+};
+
+static bool tight_now(KsmMemcg *g)
+{
+    fake_now += G_GUINT64_CONSTANT(1000000000);
+    return memcg_is_tight(g);
+}
+
+static void test_tight(FakeRoot *root, gconstpointer data)
+{
+    const Layout *l = data;
+    KsmMemcg g;
+
+    fake_cgroups(root);
+    if (l == &layouts[1]) {
+        fake_write(root, "proc/self/mountinfo",
+                   "32 20 0:27 / /cg/unified rw - cgroup2 none rw\n");
+    }
+    prim.now_ns = fake_now_ns;
+    fake_now = 0;
+    fake_write_in(root, l->group, l->limit, l->none);
+    fake_write_in(root, l->above, l->limit, l->none);
+    write_number(root, l->group, l->usage, "#\n", MIB(100));
+    write_number(root, l->above, l->usage, "#\n", MIB(300));
+    memcg_init(&g, root->dir);
+    g_assert(!tight_now(&g));
+
+    /* ours; there need not be a memory.stat */
+    write_number(root, l->group, l->limit, "#\n", MIB(107));
+    g_assert(tight_now(&g));
+    write_number(root, l->group, l->limit, "#\n", MIB(108));
+    g_assert(!tight_now(&g));
+
+    /* the one above */
+    write_number(root, l->above, l->limit, "#\n", MIB(301));
+    write_number(root, l->above, "memory.stat", l->stat, MIB(6));
+    g_assert(tight_now(&g));
+    write_number(root, l->above, "memory.stat", l->stat, MIB(7));
+    g_assert(!tight_now(&g));
+
+    /* looked at now and then */
+    write_number(root, l->above, "memory.stat", l->stat, 0);
+    fake_now += 40 * 1000 * 1000;
+    g_assert(!memcg_is_tight(&g));
+    fake_now += 20 * 1000 * 1000;
+    g_assert(memcg_is_tight(&g));
+
+    memcg_free(&g);
+    prim.now_ns = prim_real.now_ns;
+}
+
+static void test_none(FakeRoot *root, gconstpointer data)
+{
+    KsmMemcg g;
+
+    memcg_init(&g, root->dir);
+    g_assert(!memcg_is_tight(&g));
+    memcg_free(&g);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add("/cgroup/dirs", FakeRoot, NULL, fake_make, test_dirs,
+               fake_remove);
+    g_test_add("/cgroup/top", FakeRoot, NULL, fake_make, test_top,
+               fake_remove);
+    g_test_add("/memcg/tight/v1", FakeRoot, &layouts[0], fake_make, test_tight,
+               fake_remove);
+    g_test_add("/memcg/tight/v2", FakeRoot, &layouts[1], fake_make, test_tight,
+               fake_remove);
+    g_test_add("/memcg/none", FakeRoot, NULL, fake_make, test_none,
+               fake_remove);
+    return g_test_run();
+}
