@@ -35,7 +35,7 @@ typedef struct Isolation {
     unsigned n;
     char *stage;        /* where the first page of the span was moved */
     bool huge;          /* in the staging area for huge pages */
-    bool kinds_known;
+    bool kinds_known;   /* of the staged pages; if not, any may be staged */
     bool registered;
 } Isolation;
 
@@ -160,36 +160,64 @@ static PlanAct act_refused(Isolation *s, int ret)
     return ret == -EBUSY || ret == -EAGAIN ? ACT_PINNED : ACT_STAY;
 }
 
+/* Pages from @i on, up to @end, that are not known to be holes. */
+static unsigned populated_run(KsmEngine *e, const Isolation *s, unsigned i,
+                              unsigned end)
+{
+    unsigned n = 0;
+
+    while (i + n < end) {
+        PageState state = page_state(s->r, s->page + i + n);
+
+        if (e->plan.act[s->at + i + n] == ACT_KEEP &&
+            (state == PAGE_HOLE || state == PAGE_GIVEN)) {
+            break;
+        }
+        n++;
+    }
+    return n;
+}
+
 /*
  * Moves the span out.  Pages that cannot be moved are marked ACT_STAY or
- * ACT_PINNED.  Returns the number of pages moved (or holes passed).
+ * ACT_PINNED, which take_stock() takes back if they were moved all the same.
+ * False: nothing can be staged.
  *
  * EINVAL: the range is in several mappings (parts were restored before); it
  * is moved in smaller pieces, that grow again.  EFAULT: a marker in the page
- * table.
+ * table.  EEXIST: moved, though not counted.  ENOENT: a hole.
  */
-static unsigned isolate_move(KsmEngine *e, Isolation *s)
+static bool isolate_move(KsmEngine *e, Isolation *s)
 {
-    unsigned at = 0, moved = 0, tries = 0, piece = s->n;
+    unsigned at = 0, tries = 0, piece = s->n;
+    bool called = false;
 
     while (at < s->n) {
+        unsigned n = populated_run(e, s, at, MIN(s->n, at + piece));
         size_t done = 0;
-        unsigned n = MIN(piece, s->n - at);
-        int ret = prim.uffd_move(e->uffd, s->stage + at * PAGE_BYTES,
-                                 page_addr(s->r, s->page + at),
-                                 n * PAGE_BYTES, &done);
+        int ret;
 
-        moved += done / PAGE_BYTES;
+        if (!n) {
+            not_moved(e, s, at++, 1, ACT_STAY);
+            continue;
+        }
+        called = true;
+        ret = prim.uffd_move(e->uffd, s->stage + at * PAGE_BYTES,
+                             page_addr(s->r, s->page + at), n * PAGE_BYTES,
+                             &done);
         at += done / PAGE_BYTES;
         if (ret == 0 || done) {
             tries = 0;
             piece = ret == 0 ? MIN(2 * piece, s->n) : piece;
         } else if (ret == -EAGAIN && ++tries < MOVE_TRIES) {
             continue;
+        } else if (ret == -EEXIST || ret == -ENOENT) {
+            at++;
+            tries = 0;
         } else if (s->huge && at == 0) {
             /* do not break a huge page around the one that is pinned */
             not_moved(e, s, 0, s->n, act_refused(s, ret));
-            return 0;
+            break;
         } else if (ret == -EINVAL && n > 1) {
             piece = n / 2;
         } else if (ret == -EBUSY || ret == -EAGAIN || ret == -EFAULT ||
@@ -202,7 +230,7 @@ static unsigned isolate_move(KsmEngine *e, Isolation *s)
             break;
         }
     }
-    return moved;
+    return called;
 }
 
 /* Is there no mapping at part of the range? */
@@ -211,13 +239,16 @@ static bool range_has_gap(void *addr, size_t len)
     return prim.advise(addr, len, MADV_NORMAL) == -ENOMEM;
 }
 
-/* Staged pages to be put back from @i on, up to @end. */
+/* Pages to be put back from @i on, up to @end. */
 static unsigned staged_run(KsmEngine *e, const Isolation *s, unsigned i,
                            unsigned end)
 {
     const uint8_t *act = e->plan.act + s->at;
     unsigned n = 0;
 
+    if (!s->kinds_known) {
+        return end - i;
+    }
     while (i + n < end && act[i + n] != ACT_STAY &&
            act[i + n] != ACT_PINNED && act[i + n] != ACT_HOLE) {
         n++;
@@ -232,6 +263,19 @@ static unsigned staged_run(KsmEngine *e, const Isolation *s, unsigned i,
 static bool is_moved_back(const KsmEngine *e, const Isolation *s, unsigned n)
 {
     return !s->huge && n * e->merge.copy_ns > e->merge.back_ns;
+}
+
+typedef enum Staged { STAGED_NO, STAGED_YES, STAGED_UNKNOWN } Staged;
+
+/* Is page @i of the span in the staging area? */
+static Staged page_staged(KsmEngine *e, const Isolation *s, unsigned i)
+{
+    uint8_t kind;
+
+    if (engine_kinds(e, s->stage + i * PAGE_BYTES, 1, KINDS_FAST, &kind) < 0) {
+        return STAGED_UNKNOWN;
+    }
+    return kind & (PM_PRESENT | PM_SWAPPED) ? STAGED_YES : STAGED_NO;
 }
 
 /*
@@ -251,6 +295,7 @@ static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n,
         char *from = s->stage + i * PAGE_BYTES;
         unsigned k = staged_run(e, s, i, MIN(end, i + piece));
         size_t done = 0;
+        Staged staged;
         int ret;
 
         if (!k) {
@@ -265,6 +310,14 @@ static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n,
             piece = ret == 0 ? MIN(2 * piece, n) : piece;
             continue;
         }
+        staged = page_staged(e, s, i);
+        if (staged == STAGED_NO ||
+            (staged == STAGED_UNKNOWN && (ret == -EEXIST || ret == -ENOENT))) {
+            /* moved back, though not counted; or never here */
+            i++;
+            tries = 0;
+            continue;
+        }
         if (tries > 1000 && k == 1 && range_has_gap(to, PAGE_BYTES)) {
             g_warning("libksm: registered memory was unmapped");
             return;
@@ -272,7 +325,8 @@ static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n,
         /* several mappings, or not this way: smaller, or the other way */
         if (k > 1 && (ret == -EINVAL || ret == -ENOENT)) {
             piece = k / 2;
-        } else if (s->kinds_known && (!same || tries > SAME_TRIES)) {
+        } else if (s->kinds_known && staged == STAGED_YES &&
+                   (!same || tries > SAME_TRIES)) {
             move = !move;
         }
         if (++tries > 32) {
@@ -376,22 +430,32 @@ static bool page_is_zero(const char *page)
 }
 
 /*
- * Pages that were not populated.  Nothing may read them where they are
- * staged, and they are not put back.
+ * What is staged?  The page tables tell, whatever the moves said.  Nothing may
+ * read a hole where it should be staged, and it is not put back.  False:
+ * nothing is staged.
  */
-static void mark_holes(KsmEngine *e, Isolation *s)
+static bool take_stock(KsmEngine *e, Isolation *s)
 {
     KsmPlan *p = &e->plan;
+    bool any = false;
 
-    for (unsigned i = 0; i < s->n; i++) {
-        PlanAct act = p->act[s->at + i];
+    for (unsigned tries = 0; tries < 4 && !s->kinds_known; tries++) {
+        s->kinds_known = engine_kinds(e, s->stage, s->n, KINDS_FAST,
+                                      e->merge.kinds) == 0;
+    }
+    for (unsigned i = 0; i < s->n && s->kinds_known; i++) {
+        uint8_t *act = &p->act[s->at + i];
+        bool moved = *act != ACT_STAY && *act != ACT_PINNED;
 
-        if (act != ACT_STAY && act != ACT_PINNED &&
-            !(e->merge.kinds[i] & (PM_PRESENT | PM_SWAPPED))) {
+        if (e->merge.kinds[i] & (PM_PRESENT | PM_SWAPPED)) {
+            *act = moved ? *act : ACT_KEEP;
+            any = true;
+        } else if (moved) {
             run_drop(e, s->at + i);
-            p->act[s->at + i] = ACT_HOLE;
+            *act = ACT_HOLE;
         }
     }
+    return any || !s->kinds_known;
 }
 
 /* Pages of the span from @i on that fill neighbouring slots. */
@@ -709,13 +773,6 @@ static bool span_replace(KsmEngine *e, Isolation *s)
     unsigned runs;
     uint64_t t;
 
-    for (unsigned tries = 0; tries < 4 && !s->kinds_known; tries++) {
-        s->kinds_known = engine_kinds(e, s->stage, s->n, KINDS_FAST,
-                                      e->merge.kinds) == 0;
-    }
-    if (s->kinds_known) {
-        mark_holes(e, s);
-    }
     if (span_is_busy(s)) {
         e->total.busy++;
         s->r->busy++;
@@ -738,12 +795,13 @@ static bool span_replace(KsmEngine *e, Isolation *s)
     return false;
 }
 
-/* Registers and moves; false: nothing was moved, all is as before. */
+/* Registers and moves; false: nothing is staged, all is as before. */
 static bool span_isolate(KsmEngine *e, Isolation *s)
 {
     UffdRange range = span_range(e, s);
-    unsigned mode = UFFD_MISSING | (s->r->tracking ? UFFD_PROTECT : 0), moved;
+    unsigned mode = UFFD_MISSING | (s->r->tracking ? UFFD_PROTECT : 0);
     int ret = prim.uffd_register(&range, mode);
+    bool moved;
     uint64_t t;
 
     if (ret < 0) {
@@ -760,7 +818,7 @@ static bool span_isolate(KsmEngine *e, Isolation *s)
     if (s->n >= 2 * SPAN_MIN) {
         average(&e->merge.move_ns, (prim.cpu_ns() - t) / s->n);
     }
-    return moved > 0;
+    return moved;
 }
 
 /*
@@ -775,13 +833,14 @@ static void page_cost(KsmEngine *e, unsigned n, uint64_t cpu_ns)
     }
 }
 
-/* Isolates, replaces and releases; true if anything was moved. */
+/* Isolates, replaces and releases; true if anything was staged. */
 static bool span_carry_out(KsmEngine *e, Isolation *s, bool *busy)
 {
     uint64_t start = prim.now_ns(), begin = prim.cpu_ns(), cpu, fixed;
     bool moved = span_isolate(e, s);
 
     fixed = prim.cpu_ns() - begin;
+    moved = moved && take_stock(e, s);
     if (moved) {
         *busy = span_replace(e, s);
     }

@@ -14,7 +14,13 @@
  * established, or known to be zeroes.  A call that fails in that time is
  * tried again, in another way if there is one, until it works; putting back
  * by UFFDIO_MOVE needs no memory, which is why that ends.
- * UFFDIO_MOVE may stop in the middle; what it says it moved counts.
+ * UFFDIO_MOVE may stop in the middle, and a move that fails may have moved
+ * more than it counts: Linux 6.18 keeps in mind that it had to look at a page
+ * again (EAGAIN: somebody wrote to it), moves that page with up to a page
+ * table of others, and then goes at it once more, to find the target taken
+ * (EEXIST).  So whenever a call has failed the page tables are asked: what is
+ * in the staging area was moved there, and what is not has left it.  For that
+ * it must have been empty before.
  * A hole that was there before must be there after: staged pages that are
  * not populated are not put back.  Nor read: where the staging area could
  * only be registered for missing pages, that would wait for ever.

@@ -30,7 +30,6 @@ struct move_arg {
 };
 #define IOC_MOVE            _IOWR(UFFDIO, 0x05, struct move_arg)
 #define MOVE_DONTWAKE       1u
-#define MOVE_ALLOW_HOLES    2u
 
 /* Linux 6.7 */
 struct scan_arg {
@@ -227,7 +226,7 @@ static int real_uffd_move(int fd, void *to, void *from, size_t len,
         .dst = (uintptr_t)to,
         .src = (uintptr_t)from,
         .len = len,
-        .mode = MOVE_DONTWAKE | MOVE_ALLOW_HOLES,
+        .mode = MOVE_DONTWAKE,
     };
     int ret = result(ioctl(fd, IOC_MOVE, &arg));
 

@@ -96,7 +96,12 @@ typedef struct KsmPrim {
     int (*uffd_unregister)(const UffdRange *range);
     int (*uffd_wake)(const UffdRange *range);
     int (*uffd_protect)(const UffdRange *range, bool on);
-    /* *done: bytes moved or copied, also when it failed */
+    /*
+     * *done: bytes moved or copied, also when it failed.  A move that failed
+     * may have moved more than that (merge.h).  Never with
+     * UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES: where Linux 6.18 should say of a page
+     * that it has just become a hole, it goes round for ever.
+     */
     int (*uffd_move)(int fd, void *to, void *from, size_t len, size_t *done);
     int (*uffd_copy)(int fd, void *to, const void *from, size_t len,
                      size_t *done);

@@ -11,6 +11,7 @@
  *   owner's memory is ever mapped over, moved over or dropped unless the owner
  *   gave it back.  What breaks that ends the test at once, long before anybody
  *   reads the page;
+ * - has some moves report less than was moved, as Linux 6.18 does;
  * - notes the latest of them, to be printed when a page is lost all the same:
  *   then none of these calls lost it.
  *
@@ -57,5 +58,8 @@ void watch_note_entries(const char *mem, size_t n);
  * and the latest calls that named the page.  Changes the thread's affinity.
  */
 void watch_print(const char *mem, const char *content);
+
+/* Prints how many pages were moved and not counted, at the end. */
+void watch_report(void);
 
 #endif

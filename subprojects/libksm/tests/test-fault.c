@@ -148,18 +148,20 @@ static int f_uffd_protect(const UffdRange *range, bool on)
 
 static int f_uffd_move(int fd, void *to, void *from, size_t len, size_t *done)
 {
-    static const int codes[] = { -EAGAIN, -EBUSY, -ENOMEM };
+    static const int codes[] = { -EAGAIN, -EBUSY, -ENOMEM, -EAGAIN,
+                                 -EEXIST, -EAGAIN, -EAGAIN };
 
-    if (hit("uffd_move", 4)) {
+    if (hit("uffd_move", G_N_ELEMENTS(codes))) {
         *done = 0;
-        if (fail_mode < 3) {
-            return codes[fail_mode];
-        }
-        if (len > PAGE) {
+        if (fail_mode == 3 && len > PAGE) {
             /* part of it, and then no more */
             prim_real.uffd_move(fd, to, from, len / PAGE / 2 * PAGE, done);
+        } else if (fail_mode > 3) {
+            /* all of it, and counts none, as Linux 6.18; or part */
+            prim_real.uffd_move(fd, to, from, len, done);
+            *done = fail_mode == 5 ? len / PAGE / 2 * PAGE : 0;
         }
-        return -EAGAIN;
+        return codes[fail_mode];
     }
     return prim_real.uffd_move(fd, to, from, len, done);
 }

@@ -930,6 +930,7 @@ int main(int argc, char **argv)
     }
     printf(" %" PRIu64 " removals, %" PRIu64 " remaps\n", T.removed,
            T.remapped);
+    watch_report();
     printf("ok 1 memory is as it was written\n");
     return 0;
 }
