@@ -396,7 +396,8 @@ int engine_kinds(KsmEngine *e, const void *addr, unsigned n, unsigned tell,
         .any = PM_PRESENT | PM_SWAPPED,
         .tell = tell,
         .vec = e->ranges,
-        .vec_len = N_RANGES,
+        /* the kernel allocates as much */
+        .vec_len = MIN(N_RANGES, n),
     };
     ssize_t got = prim.pagemap(&scan);
 

@@ -35,6 +35,8 @@ typedef struct Isolation {
     unsigned n;
     char *stage;        /* where the first page of the span was moved */
     bool huge;          /* in the staging area for huge pages */
+    bool failed;        /* a move has: ask where each page is */
+    bool home_known;    /* what was populated then */
     bool kinds_known;   /* of the staged pages; if not, any may be staged */
     bool registered;
 } Isolation;
@@ -160,19 +162,37 @@ static PlanAct act_refused(Isolation *s, int ret)
     return ret == -EBUSY || ret == -EAGAIN ? ACT_PINNED : ACT_STAY;
 }
 
+static bool is_populated(uint8_t kind)
+{
+    return kind & (PM_PRESENT | PM_SWAPPED);
+}
+
+/* What is populated where the span belongs: it can only become less. */
+static bool look_home(KsmEngine *e, Isolation *s)
+{
+    s->home_known = engine_kinds(e, page_addr(s->r, s->page), s->n, KINDS_FAST,
+                                 e->merge.home) == 0;
+    return s->home_known;
+}
+
+static bool is_known_hole(KsmEngine *e, const Isolation *s, unsigned i)
+{
+    PageState state = page_state(s->r, s->page + i);
+
+    if (s->home_known) {
+        return !is_populated(e->merge.home[i]);
+    }
+    return e->plan.act[s->at + i] == ACT_KEEP &&
+           (state == PAGE_HOLE || state == PAGE_GIVEN);
+}
+
 /* Pages from @i on, up to @end, that are not known to be holes. */
 static unsigned populated_run(KsmEngine *e, const Isolation *s, unsigned i,
                               unsigned end)
 {
     unsigned n = 0;
 
-    while (i + n < end) {
-        PageState state = page_state(s->r, s->page + i + n);
-
-        if (e->plan.act[s->at + i + n] == ACT_KEEP &&
-            (state == PAGE_HOLE || state == PAGE_GIVEN)) {
-            break;
-        }
+    while (i + n < end && !is_known_hole(e, s, i + n)) {
         n++;
     }
     return n;
@@ -198,7 +218,7 @@ static bool isolate_move(KsmEngine *e, Isolation *s)
         int ret;
 
         if (!n) {
-            not_moved(e, s, at++, 1, ACT_STAY);
+            at++;
             continue;
         }
         called = true;
@@ -206,12 +226,16 @@ static bool isolate_move(KsmEngine *e, Isolation *s)
                              page_addr(s->r, s->page + at), n * PAGE_BYTES,
                              &done);
         at += done / PAGE_BYTES;
+        s->failed |= ret < 0;
         if (ret == 0 || done) {
             tries = 0;
             piece = ret == 0 ? MIN(2 * piece, s->n) : piece;
         } else if (ret == -EAGAIN && ++tries < MOVE_TRIES) {
             continue;
         } else if (ret == -EEXIST || ret == -ENOENT) {
+            if (ret == -ENOENT && !s->home_known) {
+                look_home(e, s);
+            }
             at++;
             tries = 0;
         } else if (s->huge && at == 0) {
@@ -267,15 +291,21 @@ static bool is_moved_back(const KsmEngine *e, const Isolation *s, unsigned n)
 
 typedef enum Staged { STAGED_NO, STAGED_YES, STAGED_UNKNOWN } Staged;
 
-/* Is page @i of the span in the staging area? */
+/*
+ * Is page @i of the span in the staging area, and nowhere else?  One that is
+ * at home, too, was put there by us: nobody else can.
+ */
 static Staged page_staged(KsmEngine *e, const Isolation *s, unsigned i)
 {
-    uint8_t kind;
+    uint8_t stage, home;
 
-    if (engine_kinds(e, s->stage + i * PAGE_BYTES, 1, KINDS_FAST, &kind) < 0) {
+    if (engine_kinds(e, s->stage + i * PAGE_BYTES, 1, KINDS_FAST,
+                     &stage) < 0 ||
+        engine_kinds(e, page_addr(s->r, s->page + i), 1, KINDS_FAST,
+                     &home) < 0) {
         return STAGED_UNKNOWN;
     }
-    return kind & (PM_PRESENT | PM_SWAPPED) ? STAGED_YES : STAGED_NO;
+    return is_populated(stage) && !is_populated(home) ? STAGED_YES : STAGED_NO;
 }
 
 /*
@@ -325,8 +355,8 @@ static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n,
         /* several mappings, or not this way: smaller, or the other way */
         if (k > 1 && (ret == -EINVAL || ret == -ENOENT)) {
             piece = k / 2;
-        } else if (s->kinds_known && staged == STAGED_YES &&
-                   (!same || tries > SAME_TRIES)) {
+        } else if (!move || (s->kinds_known && staged == STAGED_YES &&
+                             (!same || tries > SAME_TRIES))) {
             move = !move;
         }
         if (++tries > 32) {
@@ -430,9 +460,11 @@ static bool page_is_zero(const char *page)
 }
 
 /*
- * What is staged?  The page tables tell, whatever the moves said.  Nothing may
- * read a hole where it should be staged, and it is not put back.  False:
- * nothing is staged.
+ * What is staged?  The page tables tell, whatever failed moves said: what is
+ * no longer at home.  A page that is at both places was never moved; somebody
+ * has read the staging area (a debugger), and the kernel put zeroes there.
+ * Nothing may read a hole where it should be staged, and it is not put back.
+ * False: the staging area is empty.
  */
 static bool take_stock(KsmEngine *e, Isolation *s)
 {
@@ -440,19 +472,27 @@ static bool take_stock(KsmEngine *e, Isolation *s)
     bool any = false;
 
     for (unsigned tries = 0; tries < 4 && !s->kinds_known; tries++) {
-        s->kinds_known = engine_kinds(e, s->stage, s->n, KINDS_FAST,
+        s->kinds_known = (!s->failed || look_home(e, s)) &&
+                         engine_kinds(e, s->stage, s->n, KINDS_FAST,
                                       e->merge.kinds) == 0;
     }
     for (unsigned i = 0; i < s->n && s->kinds_known; i++) {
         uint8_t *act = &p->act[s->at + i];
-        bool moved = *act != ACT_STAY && *act != ACT_PINNED;
+        bool left = *act == ACT_STAY || *act == ACT_PINNED;
 
-        if (e->merge.kinds[i] & (PM_PRESENT | PM_SWAPPED)) {
-            *act = moved ? *act : ACT_KEEP;
-            any = true;
-        } else if (moved) {
-            run_drop(e, s->at + i);
-            *act = ACT_HOLE;
+        any |= is_populated(e->merge.kinds[i]);
+        if (!is_populated(e->merge.kinds[i])) {
+            if (!left) {
+                run_drop(e, s->at + i);
+                *act = ACT_HOLE;
+            }
+        } else if (s->failed && is_populated(e->merge.home[i])) {
+            if (!left) {
+                run_drop(e, s->at + i);
+                *act = ACT_STAY;
+            }
+        } else if (left) {
+            *act = ACT_KEEP;
         }
     }
     return any || !s->kinds_known;
@@ -871,11 +911,14 @@ static unsigned span_merge(KsmEngine *e, Isolation *s)
     if (s->registered) {
         span_track(e, s);
     }
-    if (moved) {
-        bool whole = s->kinds_known && (e->merge.kinds[0] & PM_HUGE);
+    if (moved || (s->huge && s->registered)) {
+        /* a move that failed may have left a page table, too */
+        bool whole = moved && s->kinds_known && (e->merge.kinds[0] & PM_HUGE);
 
         e->total.huge_split += s->huge && whole;
         stage_drop(e, s->stage, s->n * PAGE_BYTES, s->huge && !whole);
+    }
+    if (moved) {
         span_prefault(e, s);
     }
     for (unsigned i = 0; i < s->n; i++) {

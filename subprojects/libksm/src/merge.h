@@ -18,9 +18,10 @@
  * more than it counts: Linux 6.18 keeps in mind that it had to look at a page
  * again (EAGAIN: somebody wrote to it), moves that page with up to a page
  * table of others, and then goes at it once more, to find the target taken
- * (EEXIST).  So whenever a call has failed the page tables are asked: what is
- * in the staging area was moved there, and what is not has left it.  For that
- * it must have been empty before.
+ * (EEXIST).  So whenever a call has failed the page tables are asked where each
+ * page is.  What is at home was not moved, or is back, for nobody else can put
+ * anything there; in the staging area there may be zeroes besides, if somebody
+ * read it from outside.
  * A hole that was there before must be there after: staged pages that are
  * not populated are not put back.  Nor read: where the staging area could
  * only be registered for missing pages, that would wait for ever.
@@ -38,6 +39,7 @@ typedef struct KsmMerge {
     char *small;            /* 2 MiB: for small pages */
     char *huge;             /* 2 MiB: for a huge page as a whole */
     uint8_t kinds[CHUNK_PAGES];     /* PM_* of the staged pages */
+    uint8_t home[CHUNK_PAGES];      /* ... and of where they belong */
     /* averages of CPU time */
     uint64_t isolate_ns;    /* a span; but for its pages, as back_ns */
     uint64_t move_ns;       /* a page moved out or back */

@@ -438,6 +438,9 @@ static void find_uncounted(Staged *in, Staged *out, const char *to,
                            const char *from, size_t len, size_t done)
 {
     for (size_t i = done; i < len; i += PAGE) {
+        if (is_present(to + i) && is_present(from + i)) {
+            judge("in two places", in ? from + i : to + i);
+        }
         if (in && !in->here[stage_page(in, to + i)] && is_present(to + i)) {
             moved_in(in, to + i, from + i, PAGE);
         } else if (out && out->here[stage_page(out, from + i)] &&

@@ -26,6 +26,8 @@ static int fail_mode;       /* how; each call has at least mode 0 */
 static int modes;           /* that the failing call has */
 static const char *failed;  /* its name */
 
+static unsigned scans_fail; /* so many scans fail besides */
+
 static bool hit(const char *name, int n_modes)
 {
     if (calls++ != fail_at) {
@@ -149,7 +151,8 @@ static int f_uffd_protect(const UffdRange *range, bool on)
 static int f_uffd_move(int fd, void *to, void *from, size_t len, size_t *done)
 {
     static const int codes[] = { -EAGAIN, -EBUSY, -ENOMEM, -EAGAIN,
-                                 -EEXIST, -EAGAIN, -EAGAIN };
+                                 -EEXIST, -EAGAIN, -EAGAIN,
+                                 -EEXIST, -EEXIST };
 
     if (hit("uffd_move", G_N_ELEMENTS(codes))) {
         *done = 0;
@@ -159,8 +162,10 @@ static int f_uffd_move(int fd, void *to, void *from, size_t len, size_t *done)
         } else if (fail_mode > 3) {
             /* all of it, and counts none, as Linux 6.18; or part */
             prim_real.uffd_move(fd, to, from, len, done);
-            *done = fail_mode == 5 ? len / PAGE / 2 * PAGE : 0;
+            *done = fail_mode == 5 ? MIN(*done, len / PAGE / 2 * PAGE) : 0;
         }
+        /* and then nothing can be asked, for a while */
+        scans_fail = fail_mode < 7 ? 0 : fail_mode == 7 ? 2 : 30;
         return codes[fail_mode];
     }
     return prim_real.uffd_move(fd, to, from, len, done);
@@ -184,6 +189,10 @@ static ssize_t f_pagemap(PmScan *scan)
     PmScan half = *scan;
     ssize_t ret;
 
+    if (scans_fail) {
+        scans_fail--;
+        return -ENOMEM;
+    }
     if (!hit("pagemap", 2)) {
         return prim_real.pagemap(scan);
     }

@@ -136,6 +136,78 @@ static void test_verify(gconstpointer data)
     verify_late(GPOINTER_TO_INT(data), true);
 }
 
+/* Somebody reads the staging areas, who should not: once in so many moves. */
+static KsmEngine *read_from;
+static unsigned read_moves, read_every;
+
+static void read_stages(const char *stage)
+{
+    for (size_t i = 0; i < 2 * CHUNK_BYTES; i += PAGE_BYTES) {
+        /* volatile: so that the kernel puts zeroes where there is nothing */
+        (void)*(const volatile char *)(stage + i);
+    }
+}
+
+static int read_and_move(int fd, void *to, void *from, size_t len,
+                         size_t *done)
+{
+    bool now = read_moves < 40 && read_moves++ % read_every == 0;
+    int ret;
+
+    if (now) {
+        read_stages(read_from->merge.small);
+    }
+    ret = prim_real.uffd_move(fd, to, from, len, done);
+    if (now) {
+        read_stages(read_from->merge.small);
+    }
+    return ret;
+}
+
+/*
+ * A debugger, process_vm_readv() or mlockall() populates the staging areas:
+ * those zeroes are nobody's memory.
+ */
+static void test_stage_read(gconstpointer data)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL,
+                    GPOINTER_TO_INT(data))) {
+        return;
+    }
+    if (!p.e->wp_async) {
+        g_test_skip("the staging area is registered for missing pages: who "
+                    "reads it waits (UFFD_FEATURE_WP_ASYNC is Linux 6.7)");
+        pair_end(&p);
+        return;
+    }
+    read_from = p.e;
+    for (read_every = 1; read_every < 4; read_every++) {
+        read_moves = 0;
+        prim.uffd_move = read_and_move;
+        for (unsigned i = 0; i < 8; i++) {
+            /* some to keep, some that are gone */
+            mem_write(p.a, 100 + i, 7, 1);
+            mem_fill(p.b, 700 + 2 * i, 0);
+            g_assert(ksm_discard(p.rb, (300 + 2 * i) * PAGE, PAGE) == 0);
+            mem_gone(p.b, 300 + 2 * i, 1);
+            util_passes(p.e, 2);
+            mem_check(p.a);
+            mem_check(p.b);
+        }
+        g_assert(read_moves);
+        prim.uffd_move = prim_real.uffd_move;
+        util_passes(p.e, 12);
+        mem_check(p.a);
+        mem_check(p.b);
+        g_assert(util_stats(p.e).pages_sharing > 900);
+        g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == 0);
+        g_assert(ksm_unmerge(p.rb, 0, 1024 * PAGE) == 0);
+    }
+    pair_end(&p);
+}
+
 #define PINNED 205
 
 static Mem *pinned;
@@ -584,6 +656,10 @@ int main(int argc, char **argv)
                          GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_verify);
     g_test_add_data_func("/merge/verify/checksum",
                          GINT_TO_POINTER(KSM_DIRTY_CHECKSUM), test_verify);
+    g_test_add_data_func("/merge/stage-read/small",
+                         GINT_TO_POINTER(MEM_SMALL), test_stage_read);
+    g_test_add_data_func("/merge/stage-read/huge",
+                         GINT_TO_POINTER(MEM_HUGE), test_stage_read);
     g_test_add_func("/merge/pinned-fill", test_pinned_fill);
     g_test_add_func("/merge/huge", test_huge);
     g_test_add_func("/merge/busy", test_busy);
