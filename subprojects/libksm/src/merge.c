@@ -205,7 +205,8 @@ static unsigned populated_run(KsmEngine *e, const Isolation *s, unsigned i,
  *
  * EINVAL: the range is in several mappings (parts were restored before); it
  * is moved in smaller pieces, that grow again.  EFAULT: a marker in the page
- * table.  EEXIST: moved, though not counted.  ENOENT: a hole.
+ * table.  EEXIST: moved, though not counted, or somebody read the staging area.
+ * ENOENT: a hole.
  */
 static bool isolate_move(KsmEngine *e, Isolation *s)
 {

@@ -25,7 +25,6 @@ static long fail_at;        /* which one fails */
 static int fail_mode;       /* how; each call has at least mode 0 */
 static int modes;           /* that the failing call has */
 static const char *failed;  /* its name */
-
 static unsigned scans_fail; /* so many scans fail besides */
 
 static bool hit(const char *name, int n_modes)
@@ -151,7 +150,7 @@ static int f_uffd_protect(const UffdRange *range, bool on)
 static int f_uffd_move(int fd, void *to, void *from, size_t len, size_t *done)
 {
     static const int codes[] = { -EAGAIN, -EBUSY, -ENOMEM, -EAGAIN,
-                                 -EEXIST, -EAGAIN, -EAGAIN,
+                                 -EEXIST, -EAGAIN, -ENOMEM,
                                  -EEXIST, -EEXIST };
 
     if (hit("uffd_move", G_N_ELEMENTS(codes))) {
@@ -160,7 +159,7 @@ static int f_uffd_move(int fd, void *to, void *from, size_t len, size_t *done)
             /* part of it, and then no more */
             prim_real.uffd_move(fd, to, from, len / PAGE / 2 * PAGE, done);
         } else if (fail_mode > 3) {
-            /* all of it, and counts none, as Linux 6.18; or part */
+            /* all of it, and counts none, as Linux 6.18, or part; or worse */
             prim_real.uffd_move(fd, to, from, len, done);
             *done = fail_mode == 5 ? MIN(*done, len / PAGE / 2 * PAGE) : 0;
         }
@@ -348,6 +347,7 @@ static void scene_run(KsmDirtySource dirty, const KsmRegionOps *ops)
     mem_reset(s.b);
     fill(&s);
     calls = 0;
+    scans_fail = 0;
     failed = NULL;
     s.e = scene_engine(dirty);
     if (s.e) {
