@@ -91,7 +91,7 @@ static void fork_prepare(void)
         KsmEngine *e = g_ptr_array_index(engines, i);
 
         lock_take(&e->lock);
-        if (!engine_stays_home(e)) {
+        if (!e->dead && !engine_stays_home(e)) {
             pool_fork(&e->pool);
         }
     }
@@ -100,7 +100,10 @@ static void fork_prepare(void)
 static void fork_done(void)
 {
     for (guint i = 0; engines && i < engines->len; i++) {
-        lock_release(&((KsmEngine *)g_ptr_array_index(engines, i))->lock);
+        KsmEngine *e = g_ptr_array_index(engines, i);
+
+        pool_forked(&e->pool);
+        lock_release(&e->lock);
     }
     pthread_mutex_unlock(&engines_lock);
 }
@@ -116,6 +119,7 @@ static void fork_child(void)
 
         /* whoever waited for the lock does not exist here */
         e->dead = true;
+        pool_forked_child(&e->pool);
         lock_init(&e->lock);
         e->lock.next = e->lock.serving = 0;
     }
@@ -323,7 +327,7 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
     config_clamp(&e->cfg);
     e->run = true;
     e->uffd = e->uffd_wp = e->pagemap = e->maps = -1;
-    e->pool.fd = e->pool.map_fd = -1;
+    e->pool.fd = e->pool.map_fd = e->pool.watch_fd = -1;
     lock_init(&e->lock);
     e->regions = g_ptr_array_new();
     e->bitmap = g_malloc0(PIECE_PAGES / 8);
@@ -641,6 +645,7 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
     }
     while (more && e->run && !e->dead && e->regions->len) {
         more = scan_step(e);
+        more |= pool_release(&e->pool);
         pause = step_pause(e, more);
         if (budget_used(&e->budget) >= e->budget.limit) {
             break;

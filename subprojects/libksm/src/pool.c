@@ -6,6 +6,18 @@
  * See pool.h for the idea.  The danger here is a slot that is freed, and
  * written anew, while something still reads it: so users are counted page by
  * page, and only a page known to have its own copy stops counting.
+ *
+ * A forked child reads slots too, and its users are not counted.  Whether one
+ * lives is told by a memfd, which is mapped shared and writable while the
+ * process forks, and unmapped by the parent right after: it can be sealed
+ * against writing as soon as nobody has it mapped so.  The mapping is part of
+ * the child's address space, as the slots it maps are: both go when the child
+ * ends or calls exec, and both are passed on to its own children, whatever
+ * files they close.  (A child that unmaps everything it does not know is not
+ * seen any more.)  The file is empty and the mapping cannot be read, so there
+ * is no page to be swapped, moved or pinned.  Page tables are no answer:
+ * while a shared page is moved, its mappings come back one by one, and the
+ * first of them looks exclusive.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -43,23 +55,23 @@ static bool shmem_is_huge(void)
                     strstr(text, "[within_size]"));
 }
 
+static const SlotList empty_list = { SLOT_NONE, SLOT_NONE };
+
 int pool_init(KsmPool *p, unsigned max_sharing)
 {
     char path[64];
 
     memset(p, 0, sizeof(*p));
-    p->map_fd = -1;
+    p->fd = p->map_fd = p->watch_fd = -1;
+    p->kept_slots = p->kept_blocks = empty_list;
+    p->gone_slots = p->gone_blocks = empty_list;
     p->max_sharing = MIN(max_sharing, SLOT_USERS);
     p->patterns = g_hash_table_new_full(NULL, NULL, NULL, g_free);
     p->blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     p->piece = anonymous(PATTERN_PIECE * PAGE_BYTES);
-    p->canary = anonymous(PAGE_BYTES);
-    if (!p->piece || !p->canary) {
+    if (!p->piece) {
         return -ENOMEM;
     }
-    prim.advise(p->canary, PAGE_BYTES, MADV_NOHUGEPAGE);
-    /* if this fails, children are taken to live */
-    prim.advise(p->canary, PAGE_BYTES, MADV_POPULATE_WRITE);
     p->keep_all = shmem_is_huge();
     p->fd = prim.memfd("libksm-pool");
     if (p->fd < 0) {
@@ -95,8 +107,11 @@ void pool_free(KsmPool *p)
     if (p->piece) {
         prim.unmap(p->piece, PATTERN_PIECE * PAGE_BYTES);
     }
-    if (p->canary) {
-        prim.unmap(p->canary, PAGE_BYTES);
+    if (p->watch) {
+        prim.unmap(p->watch, PAGE_BYTES);
+    }
+    if (p->watch_fd >= 0) {
+        prim.close(p->watch_fd);
     }
     if (p->fd >= 0) {
         prim.close(p->fd);
@@ -280,18 +295,83 @@ void pool_flush(KsmPool *p)
     p->n_punch = kept;
 }
 
+/* A slot that is leaked has no hash: there is its link. */
+static void list_push(KsmPool *p, SlotList *l, uint32_t slot)
+{
+    p->hash[slot] = l->first;
+    l->first = slot;
+    if (l->last == SLOT_NONE) {
+        l->last = slot;
+    }
+}
+
+static uint32_t list_pop(KsmPool *p, SlotList *l)
+{
+    uint32_t slot = l->first;
+
+    if (slot == l->last) {
+        *l = empty_list;
+    } else {
+        l->first = p->hash[slot];
+    }
+    return slot;
+}
+
+/* Moves all of @from to the front of @to. */
+static void list_join(KsmPool *p, SlotList *to, SlotList *from)
+{
+    if (from->first == SLOT_NONE) {
+        return;
+    }
+    p->hash[from->last] = to->first;
+    if (to->last == SLOT_NONE) {
+        to->last = from->last;
+    }
+    to->first = from->first;
+    *from = empty_list;
+}
+
 static bool slot_is_kept(const KsmPool *p, uint32_t slot)
 {
     return p->keep_all ||
            (p->kept && (p->kept[slot / 64] >> (slot % 64) & 1));
 }
 
+/* The child to come will have the watch mapped. */
+static void watch_map(KsmPool *p)
+{
+    if (p->watch_fd < 0) {
+        p->watch_fd = prim.memfd_sealable("libksm-children");
+    }
+    if (p->watch_fd >= 0 && !p->watch) {
+        p->watch = prim.map(NULL, PAGE_BYTES, PROT_NONE, MAP_SHARED,
+                            p->watch_fd, 0);
+    }
+    if (!p->watch) {
+        p->forks_blind++;
+    }
+}
+
+void pool_forked(KsmPool *p)
+{
+    /* if it fails, it is tried again before children are looked for */
+    if (p->watch && prim.unmap(p->watch, PAGE_BYTES) == 0) {
+        p->watch = NULL;
+    }
+}
+
+void pool_forked_child(KsmPool *p)
+{
+    p->watch = NULL;    /* it stays mapped */
+}
+
 void pool_fork(KsmPool *p)
 {
     pool_flush(p);
-    if (!p->capacity || !p->top) {
+    if (!p->capacity || !p->top || p->keep_all) {
         return;
     }
+    watch_map(p);
     if (!p->kept) {
         p->kept = anonymous(p->capacity / 8);
         p->keep_all = !p->kept;
@@ -304,6 +384,7 @@ void pool_fork(KsmPool *p)
 static void slot_give_up(KsmPool *p, uint32_t slot)
 {
     if (slot_is_kept(p, slot)) {
+        list_push(p, &p->kept_slots, slot);
         p->leaked++;
         return;
     }
@@ -312,9 +393,10 @@ static void slot_give_up(KsmPool *p, uint32_t slot)
     }
     if (p->n_punch == G_N_ELEMENTS(p->punch)) {
         /*
-         * Cannot be punched, and is not written over: something may still
-         * refer to the page itself (a pipe, a packet on its way).
+         * Cannot be punched now, and is not written over: something may
+         * still refer to the page itself (a pipe, a packet on its way).
          */
+        list_push(p, &p->gone_slots, slot);
         p->leaked++;
         return;
     }
@@ -383,67 +465,83 @@ static void block_mark(KsmPool *p, uint32_t first)
     }
 }
 
-static void punch_block(KsmPool *p, uint32_t first)
+/* False: not now. */
+static bool punch_block(KsmPool *p, uint32_t first)
 {
-    if (slot_is_kept(p, first)) {
-        p->leaked += CHUNK_PAGES;
-        return;
-    }
     if (prim.punch(p->fd, (off_t)first * PAGE_BYTES, CHUNK_BYTES) < 0) {
-        p->leaked += CHUNK_PAGES;
-        return;
+        return false;
     }
     block_mark(p, first);
     g_array_append_val(p->blocks, first);
+    return true;
+}
+
+static void block_give_up(KsmPool *p, uint32_t first)
+{
+    bool kept = slot_is_kept(p, first);
+
+    if (kept || !punch_block(p, first)) {
+        list_push(p, kept ? &p->kept_blocks : &p->gone_blocks, first);
+        p->leaked += CHUNK_PAGES;
+    }
 }
 
 /*
  * Does a process that was forked from this one, or from one of those, still
- * have our memory?  A fork shares the canary with the child until that one
- * ends or calls exec; nobody writes to it, so it is never copied.
+ * have our memory?
  */
-static bool children_live(const KsmPool *p, int pagemap)
+static bool children_live(KsmPool *p)
 {
-    off_t at = (uintptr_t)p->canary / PAGE_BYTES * sizeof(uint64_t);
-    uint64_t entry;
-
-    return prim.read_at(pagemap, &entry, sizeof(entry), at) !=
-           sizeof(entry) || !(entry >> 63) || !(entry >> 56 & 1);
-}
-
-static bool block_is_free(const KsmPool *p, uint32_t first)
-{
-    for (guint i = 0; i < p->blocks->len; i++) {
-        if (g_array_index(p->blocks, uint32_t, i) == first) {
-            return true;
-        }
+    pool_forked(p);
+    if (p->watch || p->watch_fd < 0 || prim.seal_write(p->watch_fd) < 0) {
+        return true;
     }
+    prim.close(p->watch_fd);
+    p->watch_fd = -1;
     return false;
 }
 
-void pool_unkeep(KsmPool *p, int pagemap)
+void pool_unkeep(KsmPool *p)
 {
-    if (!p->leaked || p->keep_all || !p->kept || children_live(p, pagemap)) {
+    if (p->keep_all || p->forks_blind || !p->kept || children_live(p)) {
         return;
     }
-    pool_flush(p);
-    if (p->n_punch) {
-        return;     /* those would be given up twice */
-    }
-    memset(p->kept, 0, p->capacity / 8);
-    p->leaked = 0;
-    for (uint32_t s = 0; s < p->top; s++) {
-        if (!slot_is_taken(p, s) || pool_users(p, s)) {
-            continue;
+    prim.unmap(p->kept, p->capacity / 8);
+    p->kept = NULL;
+    list_join(p, &p->gone_slots, &p->kept_slots);
+    list_join(p, &p->gone_blocks, &p->kept_blocks);
+}
+
+/*
+ * What is on the lists was without users before any fork that came since, so
+ * those children do not map it.
+ */
+bool pool_release(KsmPool *p)
+{
+    bool done = false;
+
+    if (p->gone_blocks.first != SLOT_NONE) {
+        uint32_t first = list_pop(p, &p->gone_blocks);
+
+        done = punch_block(p, first);
+        if (done) {
+            p->leaked -= CHUNK_PAGES;
+        } else {
+            list_push(p, &p->gone_blocks, first);
         }
-        if (!(p->users[s] & SLOT_PATTERN)) {
-            slot_give_up(p, s);
-        } else if (s % CHUNK_PAGES == 0 && !pattern_of(p, s) &&
-                   !block_is_free(p, s)) {
-            punch_block(p, s);
-        }
     }
-    pool_flush(p);
+    if (p->gone_slots.first != SLOT_NONE) {
+        pool_flush(p);
+        while (p->n_punch < G_N_ELEMENTS(p->punch) &&
+               p->gone_slots.first != SLOT_NONE) {
+            p->punch[p->n_punch++] = list_pop(p, &p->gone_slots);
+            p->leaked--;
+            done = true;
+        }
+        pool_flush(p);
+    }
+    return done && (p->gone_slots.first != SLOT_NONE ||
+                    p->gone_blocks.first != SLOT_NONE);
 }
 
 static void pattern_settle(KsmPool *p, uint32_t slot)
@@ -459,7 +557,7 @@ static void pattern_settle(KsmPool *p, uint32_t slot)
     }
     p->last_pattern = NULL;
     g_hash_table_remove(p->patterns, GUINT_TO_POINTER(first));
-    punch_block(p, first);
+    block_give_up(p, first);
 }
 
 void pool_settle(KsmPool *p, uint32_t slot)
@@ -562,7 +660,7 @@ KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash)
     t->first = slot;
     p->hash[slot] = hash;
     if (pattern_fill(p, t, page, PATTERN_START) < 0) {
-        punch_block(p, slot);
+        block_give_up(p, slot);
         g_free(t);
         return NULL;
     }

@@ -37,6 +37,10 @@ typedef struct KsmPattern {
     uint64_t users;         /* pages that map it */
 } KsmPattern;
 
+typedef struct SlotList {
+    uint32_t first, last;   /* SLOT_NONE: empty */
+} SlotList;
+
 struct _GArray;
 struct _GHashTable;
 
@@ -54,8 +58,13 @@ typedef struct KsmPool {
     uint64_t *taken;        /* bitmap */
     uint64_t *kept;         /* bitmap: a forked child may map it; or NULL */
     bool keep_all;          /* give up nothing */
-    uint64_t leaked;        /* slots without users that are kept */
-    char *canary;           /* a page that only forked children share */
+    uint64_t leaked;        /* slots without users not to be had (yet) */
+    int watch_fd;           /* tells whether children live; -1: none */
+    void *watch;            /* its mapping, while the process forks */
+    uint64_t forks_blind;   /* forks whose children cannot be told */
+    /* lists of what is leaked, linked by hash[]: slots, blocks of patterns */
+    SlotList kept_slots, kept_blocks;   /* a child may map it */
+    SlotList gone_slots, gone_blocks;   /* to be punched, in time */
     char *piece;            /* buffer: part of a pattern */
     unsigned max_sharing;
     uint64_t shared;        /* slots with users */
@@ -120,16 +129,21 @@ uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n);
 
 /*
  * The process forks: what is in use now may be mapped by the child for as
- * long as it lives, so it is not given up, nor written anew.
+ * long as it lives, so it is not given up, nor written anew.  Called before
+ * the fork; pool_forked() after it, in the parent; pool_forked_child() in the
+ * child, whose pool is not used any more.
  */
 void pool_fork(KsmPool *p);
+void pool_forked(KsmPool *p);
+void pool_forked_child(KsmPool *p);
 
 /*
- * Gives up what was kept for forked children, if none of them lives on, nor a
- * child of theirs.  @pagemap: /proc/self/pagemap.  Between plans only: a slot
- * without users is taken for one that nobody wants.
+ * What was kept for forked children may go, if none of them lives on, nor a
+ * child of theirs; pool_release() then gives it up, a piece in each call.
+ * False: there is no more to do now.
  */
-void pool_unkeep(KsmPool *p, int pagemap);
+void pool_unkeep(KsmPool *p);
+bool pool_release(KsmPool *p);
 
 void pool_flush(KsmPool *p);
 size_t pool_bytes(const KsmPool *p);

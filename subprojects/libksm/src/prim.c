@@ -113,6 +113,16 @@ static int real_memfd(const char *name)
     return result(memfd_create(name, MFD_CLOEXEC));
 }
 
+static int real_memfd_sealable(const char *name)
+{
+    return result(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+}
+
+static int real_seal_write(int fd)
+{
+    return result(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE));
+}
+
 static int real_open_read(const char *path)
 {
     return result(open(path, O_RDONLY | O_CLOEXEC));
@@ -337,6 +347,8 @@ static void real_pause(unsigned us)
     .policy_set = real_policy_set, \
     .prefer_node = real_prefer_node, \
     .memfd = real_memfd, \
+    .memfd_sealable = real_memfd_sealable, \
+    .seal_write = real_seal_write, \
     .open_read = real_open_read, \
     .close = real_close, \
     .truncate = real_truncate, \

@@ -81,6 +81,9 @@ typedef struct KsmPrim {
     int (*prefer_node)(int node);       /* of this thread; -1: default */
     /* files */
     int (*memfd)(const char *name);
+    int (*memfd_sealable)(const char *name);
+    /* F_SEAL_WRITE: -EBUSY while anything has it mapped writable, shared */
+    int (*seal_write)(int fd);
     int (*open_read)(const char *path);
     int (*close)(int fd);
     int (*truncate)(int fd, off_t size);

@@ -553,7 +553,7 @@ static void pass_end(KsmEngine *e)
     s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                  prim.now_ns() + s->idle_ns);
     pool_flush(&e->pool);
-    pool_unkeep(&e->pool, e->pagemap);
+    pool_unkeep(&e->pool);
     if (e->pool.leaked) {
         /* if it fails, less is merged */
         engine_pool_room(e, e->n_pages);

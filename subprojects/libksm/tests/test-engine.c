@@ -9,9 +9,11 @@
  * (test-fault), races (test-prop), the rest of the machine (test-system).
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "engine.h"
@@ -489,6 +491,94 @@ static const struct {
     { "checksum", KSM_DIRTY_CHECKSUM },
 };
 
+/*
+ * What /proc says of a page that is just being moved: present, and nobody
+ * else's, though a child has it too.
+ */
+static ssize_t read_looks_exclusive(int fd, void *buf, size_t len,
+                                    off_t offset)
+{
+    ssize_t ret = prim_real.read_at(fd, buf, len, offset);
+
+    if (len == sizeof(uint64_t)) {
+        *(uint64_t *)buf |= UINT64_C(1) << 63 | UINT64_C(1) << 56;
+    }
+    return ret;
+}
+
+/* The memory of the child is the shadow, as it was when the child was made. */
+static pid_t fork_checker(Mem *m, const int go[2])
+{
+    pid_t pid;
+
+    fflush(stdout);
+    pid = fork();
+    if (pid == 0) {
+        uint64_t word, i = 0;
+        char c;
+
+        close(go[1]);
+        while (read(go[0], &c, 1) == 1) {
+        }
+        for (i = 0; i < 1024; i++) {
+            memcpy(&word, m->addr + (i + 1) * PAGE - sizeof(word),
+                   sizeof(word));
+            if (word != 1000 + i % 512) {
+                _exit(1);
+            }
+        }
+        _exit(0);
+    }
+    g_assert(pid > 0);
+    return pid;
+}
+
+/* A child's memory stays as it is while the parent uses slots anew. */
+static void test_fork(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    Mem *m = mem_new(PAGES, 0, MEM_SMALL);
+    Fixture f = { .engine = e, .mem = m };
+    int go[2], status;
+    uint64_t leaked;
+    pid_t pid;
+
+    if (!e) {
+        mem_free(m);
+        return;
+    }
+    f.region = util_add(e, m, &mem_ops);
+    mem_fill_run(m, 0, 512, 1000, 1);
+    mem_fill_run(m, 512, 512, 1000, 1);
+    settle(&f);
+    g_assert(util_stats(e).pages_sharing == 512);
+    g_assert(!pipe(go));
+    pid = fork_checker(m, go);
+    prim.read_at = read_looks_exclusive;
+    for (unsigned i = 1; i < 4; i++) {
+        mem_fill_run(m, 0, 512, 10000 * i, 1);
+        mem_fill_run(m, 512, 512, 10000 * i, 1);
+        settle(&f);
+        ksm_rescan(e);
+        settle(&f);
+    }
+    prim.read_at = prim_real.read_at;
+    mem_check(m);
+    leaked = e->pool.leaked;
+    close(go[0]);
+    close(go[1]);
+    g_assert(waitpid(pid, &status, 0) == pid);
+    g_assert(status == 0);
+    g_assert(e->pool.keep_all || leaked >= 512);
+    settle(&f);
+    g_assert(e->pool.keep_all || e->pool.leaked == 0);
+    util_remove(f.region);
+    g_assert(e->pool.keep_all || e->pool.n_free == e->pool.top);
+    ksm_engine_free(e);
+    mem_check(m);
+    mem_free(m);
+}
+
 static void add_case(unsigned i, unsigned k, MemPages pages)
 {
     g_autofree char *path =
@@ -507,6 +597,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/refuses", test_refuses);
     g_test_add_func("/engine/overlap", test_overlap);
     g_test_add_func("/engine/names", test_names);
+    g_test_add_func("/engine/fork", test_fork);
     for (unsigned i = 0; i < G_N_ELEMENTS(kinds); i++) {
         for (unsigned k = 0; k < G_N_ELEMENTS(sources); k++) {
             if (kinds[i].counts_hashes &&

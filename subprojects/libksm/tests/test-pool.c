@@ -4,7 +4,7 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 #include <errno.h>
-#include <fcntl.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -151,79 +151,260 @@ static void test_fork(Fixture *f, gconstpointer data)
     g_assert(pool_page(&f->pool, slot)[0] == 'a');
 }
 
+/* fork() as the engine does it: with the pool's calls around it. */
+static pid_t pool_fork_child(Fixture *f)
+{
+    pid_t pid;
+
+    pool_fork(&f->pool);
+    pid = fork();
+    if (pid == 0) {
+        pool_forked_child(&f->pool);
+    } else {
+        pool_forked(&f->pool);
+    }
+    g_assert(pid >= 0);
+    return pid;
+}
+
+static void release_all(Fixture *f)
+{
+    while (pool_release(&f->pool)) {
+    }
+}
+
+/* What is kept is given up within a minute. */
+static void wait_given_up(Fixture *f)
+{
+    for (int i = 0; f->pool.leaked && i < 60000; i++) {
+        g_usleep(1000);
+        pool_unkeep(&f->pool);
+        release_all(f);
+    }
+    g_assert(f->pool.leaked == 0);
+}
+
+/* What the child does that is to be seen, or not to matter. */
+typedef enum ChildKind {
+    CHILD_PLAIN,
+    CHILD_CLOSES,       /* all its files, but those to talk to us */
+    CHILD_HAS_CHILD,    /* which outlives it */
+    CHILD_EXECS,        /* is gone, as far as memory is concerned */
+} ChildKind;
+
+static void child_main(ChildKind kind, int go, int told, const char *seen)
+{
+    char c;
+
+    if (kind == CHILD_CLOSES) {
+        for (int fd = 3; fd < 1000; fd++) {
+            if (fd != go && fd != told) {
+                close(fd);
+            }
+        }
+    }
+    if (kind == CHILD_HAS_CHILD && fork()) {
+        _exit(0);
+    }
+    if (kind == CHILD_EXECS) {
+        dup2(go, 0);
+        dup2(told, 1);
+        execlp("cat", "cat", NULL);
+        _exit(1);
+    }
+    while (read(go, &c, 1) == 1 && write(told, seen, 1) == 1) {
+    }
+    _exit(0);
+}
+
+/* The child writes a byte of what it sees. */
+static char child_sees(int go, int told)
+{
+    char c = 'x';
+
+    g_assert(write(go, &c, 1) == 1 && read(told, &c, 1) == 1);
+    return c;
+}
+
 /*
- * ... for as long as the child lives, and a child of that child; a block of a
- * pattern too.
+ * What a child may map is kept for as long as the child lives, and a child of
+ * that child; a block of a pattern too.
  */
-static void test_children(Fixture *f, gconstpointer data)
+static void children_of(Fixture *f, ChildKind kind)
 {
     uint32_t slot = take_one(f, 'a'), other = take_one(f, 'b');
     KsmPattern *t = pool_pattern_new(&f->pool, f->page, 42);
-    int pagemap = open("/proc/self/pagemap", O_RDONLY);
     uint32_t first = t->first;
     const char *seen = mmap(NULL, PAGE_BYTES, PROT_READ, MAP_PRIVATE,
                             f->pool.map_fd, (off_t)slot * PAGE_BYTES);
     int go[2], told[2];
     pid_t child;
-    char c = 0;
 
-    g_assert(pagemap >= 0 && seen != MAP_FAILED);
+    g_assert(seen != MAP_FAILED);
     g_assert(pipe(go) == 0 && pipe(told) == 0);
     pool_user_add(&f->pool, slot);
     pool_user_add(&f->pool, other);
     pool_user_add(&f->pool, first);
-    pool_fork(&f->pool);
-    child = fork();
+    child = pool_fork_child(f);
     if (child == 0) {
-        if (fork() == 0) {
-            close(go[1]);
-            _exit(read(go[0], &c, 1) || write(told[1], seen, 1) != 1);
-        }
-        _exit(0);
+        close(go[1]);
+        close(told[0]);
+        child_main(kind, go[0], told[1], seen);
     }
-    g_assert(child > 0 && waitpid(child, NULL, 0) == child);
+    close(go[0]);
+    close(told[1]);
+    if (kind == CHILD_HAS_CHILD) {
+        g_assert(waitpid(child, NULL, 0) == child);
+    }
+    /* is there, and past exec */
+    child_sees(go[1], told[0]);
     pool_user_drop(&f->pool, slot);
     pool_user_drop(&f->pool, first);
     g_assert(f->pool.leaked == 1 + CHUNK_PAGES);
-    pool_unkeep(&f->pool, pagemap);
-    g_assert(f->pool.leaked == 1 + CHUNK_PAGES);
-    g_assert(pool_page(&f->pool, slot)[0] == 'a');
+    if (kind == CHILD_EXECS) {
+        wait_given_up(f);
+    }
+    for (int i = 0; i < 100 && kind != CHILD_EXECS; i++) {
+        pool_unkeep(&f->pool);
+        release_all(f);
+        g_assert(f->pool.leaked == 1 + CHUNK_PAGES);
+        g_assert(take_one(f, 'z') != slot);
+    }
+    g_assert(child_sees(go[1], told[0]) ==
+             (kind == CHILD_EXECS ? 'x' : 'a'));
+    close(go[1]);
+    close(told[0]);
+    wait_given_up(f);
+    if (kind != CHILD_HAS_CHILD) {
+        g_assert(waitpid(child, NULL, 0) == child);
+    }
+    /* they can be had again; what is in use is as it was */
+    f->pool.cursor = 0;
+    g_assert(take_one(f, 'c') == slot);
+    t = pool_pattern_new(&f->pool, f->page, 43);
+    g_assert(t && t->first == first);
+    g_assert(pool_page(&f->pool, other)[0] == 'b');
+    munmap((void *)seen, PAGE_BYTES);
+}
 
-    /* the grandchild looks, for the first time, and ends */
+static void test_children(Fixture *f, gconstpointer data)
+{
+    if (f->pool.keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    children_of(f, GPOINTER_TO_UINT(data));
+}
+
+/* Children of several forks: the last of them counts. */
+static void test_children_many(Fixture *f, gconstpointer data)
+{
+    uint32_t slot[3];
+    pid_t child[3];
+    int go[2];
+    char c;
+
+    if (f->pool.keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    g_assert(pipe(go) == 0);
+    for (int i = 0; i < 3; i++) {
+        slot[i] = take_one(f, 'a' + i);
+        pool_user_add(&f->pool, slot[i]);
+        child[i] = pool_fork_child(f);
+        if (child[i] == 0) {
+            close(go[1]);
+            _exit(read(go[0], &c, 1));
+        }
+        pool_user_drop(&f->pool, slot[i]);
+        pool_unkeep(&f->pool);
+        g_assert(f->pool.leaked == i + 1);
+    }
+    kill(child[0], SIGKILL);
+    kill(child[2], SIGKILL);
+    g_assert(waitpid(child[0], NULL, 0) == child[0]);
+    g_assert(waitpid(child[2], NULL, 0) == child[2]);
+    pool_unkeep(&f->pool);
+    g_assert(f->pool.leaked == 3);
+    kill(child[1], SIGKILL);
+    g_assert(waitpid(child[1], NULL, 0) == child[1]);
+    wait_given_up(f);
+    g_assert(f->pool.n_free == 3);
+    /* and from the beginning */
+    slot[0] = take_one(f, 'a');
+    pool_user_add(&f->pool, slot[0]);
+    child[0] = pool_fork_child(f);
+    if (child[0] == 0) {
+        _exit(0);
+    }
+    g_assert(waitpid(child[0], NULL, 0) == child[0]);
+    pool_user_drop(&f->pool, slot[0]);
+    g_assert(f->pool.leaked == 1);
+    wait_given_up(f);
     close(go[0]);
     close(go[1]);
-    g_assert(read(told[0], &c, 1) == 1 && c == 'a');
-    for (int i = 0; f->pool.leaked && i < 60000; i++) {
-        g_usleep(1000);
-        pool_unkeep(&f->pool, pagemap);
+}
+
+static void *watch_map_fails(void *addr, size_t len, int prot, int flags,
+                             int fd, off_t offset)
+{
+    return prot == PROT_NONE ? NULL
+                             : prim_real.map(addr, len, prot, flags, fd,
+                                             offset);
+}
+
+static int unmap_fails(void *addr, size_t len)
+{
+    return len == PAGE_BYTES ? -ENOMEM : prim_real.unmap(addr, len);
+}
+
+static int seal_fails(int fd)
+{
+    return -EBUSY;
+}
+
+static int memfd_fails(const char *name)
+{
+    return -EMFILE;
+}
+
+typedef enum WatchFault {
+    FAULT_MEMFD, FAULT_MAP, FAULT_UNMAP, FAULT_SEAL
+} WatchFault;
+
+/* Where it cannot be told whether children live, they do. */
+static void test_children_faults(Fixture *f, gconstpointer data)
+{
+    WatchFault fault = GPOINTER_TO_UINT(data);
+    uint32_t slot = take_one(f, 'a');
+
+    if (f->pool.keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
     }
-    if (!f->pool.keep_all) {
-        g_assert(f->pool.leaked == 0);
-        g_assert(take_one(f, 'c') == slot);
-        t = pool_pattern_new(&f->pool, f->page, 43);
-        g_assert(t && t->first == first);
-        /* neither what is in use nor what waits to be used is given up */
-        pool_user_add(&f->pool, slot);
-        f->pool.leaked = 1;
-        pool_unkeep(&f->pool, pagemap);
-        g_assert(pool_pattern(&f->pool, first) == t);
-        g_assert(pool_page(&f->pool, first + 1)[0] == f->page[0]);
-        g_assert(pool_page(&f->pool, other)[0] == 'b');
-        g_assert(pool_page(&f->pool, slot)[0] == 'c');
-        /* a block that is free already is not free twice */
-        pool_user_add(&f->pool, first);
-        pool_user_drop(&f->pool, first);
-        f->pool.leaked = 1;
-        pool_unkeep(&f->pool, pagemap);
-        t = pool_pattern_new(&f->pool, f->page, 44);
-        g_assert(t && t->first == first);
-        t = pool_pattern_new(&f->pool, f->page, 45);
-        g_assert(t && t->first != first);
+    pool_user_add(&f->pool, slot);
+    prim.memfd_sealable = fault == FAULT_MEMFD ? memfd_fails
+                                               : prim.memfd_sealable;
+    prim.map = fault == FAULT_MAP ? watch_map_fails : prim.map;
+    prim.unmap = fault == FAULT_UNMAP ? unmap_fails : prim.unmap;
+    prim.seal_write = fault == FAULT_SEAL ? seal_fails : prim.seal_write;
+    pool_fork(&f->pool);
+    pool_forked(&f->pool);
+    pool_user_drop(&f->pool, slot);
+    pool_unkeep(&f->pool);
+    release_all(f);
+    g_assert(f->pool.leaked == 1);
+    g_assert(pool_page(&f->pool, slot)[0] == 'a');
+    prim = prim_real;
+    if (fault == FAULT_MEMFD || fault == FAULT_MAP) {
+        g_assert(f->pool.forks_blind == 1);
+        pool_unkeep(&f->pool);
+        release_all(f);
+        g_assert(f->pool.leaked == 1);
+    } else {
+        wait_given_up(f);
     }
-    close(pagemap);
-    close(told[0]);
-    close(told[1]);
-    munmap((void *)seen, PAGE_BYTES);
 }
 
 /* Uses of a pattern spread over its slots, and it grows with them. */
@@ -315,6 +496,10 @@ static void test_used_up(Fixture *f, gconstpointer data)
 #define ADD(name) g_test_add("/pool/" #name, Fixture, NULL, set_up, \
                              test_##name, tear_down)
 
+#define ADD_WITH(name, with, value) \
+    g_test_add("/pool/" #name "/" #with, Fixture, \
+               GUINT_TO_POINTER(value), set_up, test_##name, tear_down)
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -323,7 +508,15 @@ int main(int argc, char **argv)
     ADD(read_only);
     ADD(untake);
     ADD(fork);
-    ADD(children);
+    ADD_WITH(children, plain, CHILD_PLAIN);
+    ADD_WITH(children, closes, CHILD_CLOSES);
+    ADD_WITH(children, has_child, CHILD_HAS_CHILD);
+    ADD_WITH(children, execs, CHILD_EXECS);
+    ADD_WITH(children_faults, memfd, FAULT_MEMFD);
+    ADD_WITH(children_faults, map, FAULT_MAP);
+    ADD_WITH(children_faults, unmap, FAULT_UNMAP);
+    ADD_WITH(children_faults, seal, FAULT_SEAL);
+    ADD(children_many);
     ADD(pattern);
     ADD(write_fails);
     ADD(punch_fails);
