@@ -630,6 +630,7 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
 {
     KsmEngine *e = engine;
     int64_t pause = -1;
+    IndexWork work;
     bool more = true;
 
     lock_take(&e->lock);
@@ -644,7 +645,9 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
         more = false;
     }
     while (more && e->run && !e->dead && e->regions->len) {
-        more = scan_step(e);
+        work = index_step(&e->index);
+        more = work != INDEX_DONE;
+        more |= work != INDEX_CROWDED && scan_step(e);
         more |= pool_release(&e->pool);
         pause = step_pause(e, more);
         if (budget_used(&e->budget) >= e->budget.limit) {

@@ -22,17 +22,29 @@ G_STATIC_ASSERT(sizeof(IndexLine) == 64);
  */
 #define LINE_LOAD_X10 102
 
-static size_t line_first(const KsmIndex *x, uint32_t hash)
+/* Lines of the old table that are moved at once: about 0.2 ms. */
+#define STEP_LINES 64u
+/* ... and given back at once: a huge page. */
+#define RELEASE_LINES 32768u
+
+/* The two lines of @t where a hash may stand. */
+static size_t line_number(const IndexTable *t, uint32_t hash, unsigned which)
 {
-    return ((uint64_t)hash * x->n_lines) >> 32;
+    uint32_t h = hash;
+
+    if (which) {
+        h *= UINT32_C(0x9e3779b1);
+        h = (h ^ (h >> 15)) * UINT32_C(0x85ebca6b);
+    }
+    return ((uint64_t)h * t->n_lines) >> 32;
 }
 
-static size_t line_second(const KsmIndex *x, uint32_t hash)
+/* That line of the old table; NULL: it was moved, or there is no old table. */
+static IndexLine *old_line(const KsmIndex *x, uint32_t hash, unsigned which)
 {
-    uint32_t h = hash * UINT32_C(0x9e3779b1);
+    size_t i = line_number(&x->old, hash, which);
 
-    h = (h ^ (h >> 15)) * UINT32_C(0x85ebca6b);
-    return ((uint64_t)h * x->n_lines) >> 32;
+    return i < x->moved || !x->old.n_lines ? NULL : &x->old.line[i];
 }
 
 void index_init(KsmIndex *x, IndexHash hash_of, void *opaque)
@@ -42,54 +54,132 @@ void index_init(KsmIndex *x, IndexHash hash_of, void *opaque)
     x->opaque = opaque;
 }
 
-static IndexLine *lines_new(size_t n)
+static void table_free(IndexTable *t)
 {
-    IndexLine *line = prim.map(NULL, n * sizeof(*line),
-                               PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    for (size_t i = 0; line && i < n; i++) {
-        memset(line[i].place, 0xff, sizeof(line[i].place));
+    if (t->line) {
+        prim.unmap(t->line, t->n_lines * sizeof(*t->line));
     }
-    return line;
+    *t = (IndexTable) { NULL, 0 };
 }
 
 void index_free(KsmIndex *x)
 {
-    if (x->line) {
-        prim.unmap(x->line, x->n_lines * sizeof(*x->line));
-    }
-    x->line = NULL;
-    x->n_lines = 0;
+    table_free(&x->now);
+    table_free(&x->old);
+    x->moved = x->released = x->wanted = 0;
     x->count = 0;
+}
+
+/* A new table; the present one becomes the old one. */
+static int index_grow(KsmIndex *x, size_t n_lines)
+{
+    IndexTable new = {
+        .line = prim.map(NULL, n_lines * sizeof(IndexLine),
+                         PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                         -1, 0),
+        .n_lines = n_lines,
+    };
+
+    if (!new.line) {
+        return -ENOMEM;
+    }
+    if (x->count) {
+        x->old = x->now;
+    } else {
+        table_free(&x->now);
+    }
+    x->now = new;
+    x->moved = x->released = 0;
+    return 0;
 }
 
 int index_reserve(KsmIndex *x, size_t n)
 {
     size_t n_lines = n * 10 / LINE_LOAD_X10 + 4;
-    KsmIndex bigger = *x;
 
-    if (n_lines <= x->n_lines) {
+    if (n_lines <= x->now.n_lines) {
         return 0;
     }
-    bigger.line = lines_new(n_lines);
-    if (!bigger.line) {
-        return -ENOMEM;
+    if (x->old.line) {
+        x->wanted = MAX(x->wanted, n_lines);
+        return 0;
     }
-    bigger.n_lines = n_lines;
-    bigger.count = 0;
-    for (size_t i = 0; i < x->n_lines; i++) {
-        for (unsigned k = 0; k < LINE_ENTRIES; k++) {
-            uint32_t place = x->line[i].place[k];
+    return index_grow(x, n_lines);
+}
 
-            if (place != PLACE_NONE) {
-                index_insert(&bigger, x->hash_of(x->opaque, place), place);
-            }
+static bool line_put(IndexLine *l, uint32_t hash, uint32_t place)
+{
+    for (unsigned k = 0; k < LINE_ENTRIES; k++) {
+        if (!l->entry[k]) {
+            l->entry[k] = ~place;
+            l->print[k] = hash;
+            l->used++;
+            return true;
         }
     }
-    index_free(x);
-    *x = bigger;
-    return 0;
+    return false;
+}
+
+static bool table_put(const IndexTable *t, uint32_t hash, uint32_t place)
+{
+    IndexLine *a = &t->line[line_number(t, hash, 0)];
+    IndexLine *b = &t->line[line_number(t, hash, 1)];
+
+    return line_put(b->used < a->used ? b : a, hash, place);
+}
+
+/* What was moved is not needed any more: the old table shrinks. */
+static void old_release(KsmIndex *x)
+{
+    if (x->moved - x->released >= RELEASE_LINES) {
+        prim.advise(x->old.line + x->released,
+                    RELEASE_LINES * sizeof(IndexLine), MADV_DONTNEED);
+        x->released += RELEASE_LINES;
+    }
+}
+
+/*
+ * The hashes are asked for in another loop than the lines, so that waiting
+ * for memory overlaps.
+ */
+static void line_move(KsmIndex *x, const IndexLine *l)
+{
+    uint32_t hash[LINE_ENTRIES];
+
+    for (unsigned k = 0; k < LINE_ENTRIES; k++) {
+        if (l->entry[k]) {
+            hash[k] = x->hash_of(x->opaque, ~l->entry[k]);
+            __builtin_prefetch(&x->now.line[line_number(&x->now, hash[k], 0)]);
+            __builtin_prefetch(&x->now.line[line_number(&x->now, hash[k], 1)]);
+        }
+    }
+    for (unsigned k = 0; k < LINE_ENTRIES; k++) {
+        if (l->entry[k] && !table_put(&x->now, hash[k], ~l->entry[k])) {
+            x->count--;
+        }
+    }
+}
+
+IndexWork index_step(KsmIndex *x)
+{
+    if (!x->old.line && !x->wanted) {
+        return INDEX_DONE;
+    }
+    for (unsigned i = 0; i < STEP_LINES && x->moved < x->old.n_lines; i++) {
+        line_move(x, &x->old.line[x->moved++]);
+    }
+    old_release(x);
+    if (x->moved >= x->old.n_lines) {
+        table_free(&x->old);
+        if (!x->wanted) {
+            return INDEX_DONE;
+        }
+        if (index_grow(x, x->wanted) < 0) {
+            return INDEX_DONE;      /* tried again in the next step */
+        }
+        x->wanted = 0;
+    }
+    return x->wanted ? INDEX_CROWDED : INDEX_GROWS;
 }
 
 static uint32_t line_find(const KsmIndex *x, const IndexLine *l,
@@ -98,9 +188,9 @@ static uint32_t line_find(const KsmIndex *x, const IndexLine *l,
     uint8_t print = hash;
 
     for (unsigned k = 0; k < LINE_ENTRIES; k++) {
-        if (l->print[k] == print && l->place[k] != PLACE_NONE &&
-            x->hash_of(x->opaque, l->place[k]) == hash) {
-            return l->place[k];
+        if (l->print[k] == print && l->entry[k] &&
+            x->hash_of(x->opaque, ~l->entry[k]) == hash) {
+            return ~l->entry[k];
         }
     }
     return PLACE_NONE;
@@ -108,44 +198,51 @@ static uint32_t line_find(const KsmIndex *x, const IndexLine *l,
 
 uint32_t index_lookup(const KsmIndex *x, uint32_t hash)
 {
-    uint32_t place;
+    uint32_t place = PLACE_NONE;
 
-    if (!x->n_lines) {
+    if (!x->now.n_lines) {
         return PLACE_NONE;
     }
-    place = line_find(x, &x->line[line_first(x, hash)], hash);
-    if (place == PLACE_NONE) {
-        place = line_find(x, &x->line[line_second(x, hash)], hash);
+    for (unsigned i = 0; i < 2 && place == PLACE_NONE; i++) {
+        place = line_find(x, &x->now.line[line_number(&x->now, hash, i)],
+                          hash);
+    }
+    for (unsigned i = 0; x->old.line && i < 2 && place == PLACE_NONE; i++) {
+        const IndexLine *l = old_line(x, hash, i);
+
+        place = l ? line_find(x, l, hash) : PLACE_NONE;
     }
     return place;
 }
 
 void index_prefetch(const KsmIndex *x, uint32_t hash)
 {
-    if (x->n_lines) {
-        __builtin_prefetch(&x->line[line_first(x, hash)]);
-        __builtin_prefetch(&x->line[line_second(x, hash)]);
+    for (unsigned i = 0; x->now.n_lines && i < 2; i++) {
+        __builtin_prefetch(&x->now.line[line_number(&x->now, hash, i)]);
+    }
+    for (unsigned i = 0; x->old.line && i < 2; i++) {
+        const IndexLine *l = old_line(x, hash, i);
+
+        if (l) {
+            __builtin_prefetch(l);
+        }
     }
 }
 
 bool index_insert(KsmIndex *x, uint32_t hash, uint32_t place)
 {
-    IndexLine *a, *b;
-
-    if (!x->n_lines) {
+    if (!x->now.n_lines || !table_put(&x->now, hash, place)) {
         return false;
     }
-    a = &x->line[line_first(x, hash)];
-    b = &x->line[line_second(x, hash)];
-    if (b->used < a->used) {
-        a = b;
-    }
+    x->count++;
+    return true;
+}
+
+static bool line_has(const IndexLine *l, uint32_t place, unsigned *at)
+{
     for (unsigned k = 0; k < LINE_ENTRIES; k++) {
-        if (a->place[k] == PLACE_NONE) {
-            a->place[k] = place;
-            a->print[k] = hash;
-            a->used++;
-            x->count++;
+        if (l->entry[k] == ~place) {
+            *at = k;
             return true;
         }
     }
@@ -156,19 +253,18 @@ bool index_insert(KsmIndex *x, uint32_t hash, uint32_t place)
 static IndexLine *entry_find(KsmIndex *x, uint32_t hash, uint32_t place,
                              unsigned *at)
 {
-    size_t line[2];
+    for (unsigned i = 0; x->now.n_lines && i < 2; i++) {
+        IndexLine *l = &x->now.line[line_number(&x->now, hash, i)];
 
-    if (!x->n_lines) {
-        return NULL;
+        if (line_has(l, place, at)) {
+            return l;
+        }
     }
-    line[0] = line_first(x, hash);
-    line[1] = line_second(x, hash);
-    for (unsigned i = 0; i < 2; i++) {
-        for (unsigned k = 0; k < LINE_ENTRIES; k++) {
-            if (x->line[line[i]].place[k] == place) {
-                *at = k;
-                return &x->line[line[i]];
-            }
+    for (unsigned i = 0; x->old.line && i < 2; i++) {
+        IndexLine *l = old_line(x, hash, i);
+
+        if (l && line_has(l, place, at)) {
+            return l;
         }
     }
     return NULL;
@@ -180,7 +276,7 @@ void index_remove(KsmIndex *x, uint32_t hash, uint32_t place)
     IndexLine *l = entry_find(x, hash, place, &k);
 
     if (l) {
-        l->place[k] = PLACE_NONE;
+        l->entry[k] = 0;
         l->used--;
         x->count--;
     }
@@ -192,7 +288,7 @@ void index_replace(KsmIndex *x, uint32_t hash, uint32_t from, uint32_t to)
     IndexLine *l = entry_find(x, hash, from, &k);
 
     if (l) {
-        l->place[k] = to;
+        l->entry[k] = ~to;
     } else {
         index_insert(x, hash, to);
     }
@@ -200,5 +296,6 @@ void index_replace(KsmIndex *x, uint32_t hash, uint32_t from, uint32_t to)
 
 size_t index_bytes(const KsmIndex *x)
 {
-    return x->n_lines * sizeof(*x->line);
+    return (x->now.n_lines + x->old.n_lines - x->released) *
+           sizeof(IndexLine);
 }

@@ -12,6 +12,11 @@
  * writes; when both are full the page is not indexed, which costs a chance
  * to merge and nothing else.
  *
+ * When it grows, there are two tables for a while: a new one, where entries
+ * are put, and the old one, whose lines are moved over in order, a few at a
+ * time, and given back to the kernel.  Meanwhile an operation touches up to
+ * four lines.
+ *
  * The table knows the 32-bit hash of an entry only by asking whoever owns
  * the place (IndexHash): pages and slots keep it anyway.
  */
@@ -33,12 +38,20 @@ typedef struct IndexLine {
     uint8_t print[LINE_ENTRIES];    /* 8 bits of the hash */
     uint8_t used;                   /* entries in use, for choosing */
     uint8_t pad[3];
-    uint32_t place[LINE_ENTRIES];   /* PLACE_NONE: free */
+    uint32_t entry[LINE_ENTRIES];   /* ~place, so that 0 is free */
 } IndexLine;
 
-typedef struct KsmIndex {
+typedef struct IndexTable {
     IndexLine *line;
     size_t n_lines;
+} IndexTable;
+
+typedef struct KsmIndex {
+    IndexTable now;
+    IndexTable old;     /* while growing: its lines from @moved on count */
+    size_t moved;
+    size_t released;    /* lines of old that were given back to the kernel */
+    size_t wanted;      /* lines to grow to once that is done */
     size_t count;
     IndexHash hash_of;
     void *opaque;
@@ -47,8 +60,22 @@ typedef struct KsmIndex {
 void index_init(KsmIndex *x, IndexHash hash_of, void *opaque);
 void index_free(KsmIndex *x);
 
-/* Makes room for @n entries; 0 or -ENOMEM (then it stays as it was). */
+/*
+ * Makes room for @n entries; 0 or -ENOMEM (then it stays as it was).  Takes
+ * no longer for a big index than for a small one: the entries are moved by
+ * index_step().  Where it is growing already, it grows again when that is
+ * done.
+ */
 int index_reserve(KsmIndex *x, size_t n);
+
+typedef enum IndexWork {
+    INDEX_DONE,         /* nothing to move */
+    INDEX_GROWS,        /* there is more to move */
+    INDEX_CROWDED,      /* ... and until then pages may find no place */
+} IndexWork;
+
+/* Moves a bounded number of entries, if it is growing. */
+IndexWork index_step(KsmIndex *x);
 
 uint32_t index_lookup(const KsmIndex *x, uint32_t hash);
 void index_prefetch(const KsmIndex *x, uint32_t hash);

@@ -152,18 +152,113 @@ static void test_replace(void)
 static void test_grow(void)
 {
     KsmIndex *x = index_new(10);
-    size_t lines = x->n_lines;
+    size_t lines = x->now.n_lines;
 
     for (uint32_t i = 0; i < 10; i++) {
         hash_of[i] = i * 77777777;
         g_assert(index_insert(x, hash_of[i], i));
     }
     g_assert(index_reserve(x, PLACES) == 0);
-    g_assert(x->n_lines > lines);
+    g_assert(x->now.n_lines > lines);
     for (uint32_t i = 0; i < 10; i++) {
         g_assert(index_lookup(x, hash_of[i]) == i);
     }
     g_assert(x->count == 10);
+    g_assert(index_step(x) == INDEX_DONE);
+    for (uint32_t i = 0; i < 10; i++) {
+        g_assert(index_lookup(x, hash_of[i]) == i);
+    }
+    index_done(x);
+}
+
+static void step_all(KsmIndex *x)
+{
+    while (index_step(x) != INDEX_DONE) {
+    }
+}
+
+/*
+ * The same while it grows, again and again: what was taken in is found, in
+ * whichever table it stands, or it is gone for want of a place.
+ */
+static void test_model_grows(void)
+{
+    KsmIndex *x = index_new(PLACES / 2);
+    bool in[PLACES] = { false };
+    size_t want = PLACES / 2, found = 0, taken = 0;
+
+    for (uint32_t i = 0; i < PLACES; i++) {
+        hash_of[i] = i * UINT32_C(2654435761) + 54321;
+    }
+    for (unsigned round = 0; round < 20 * PLACES; round++) {
+        uint32_t place = g_test_rand_int_range(0, PLACES);
+
+        if (in[place]) {
+            g_assert(index_lookup(x, hash_of[place]) == place ||
+                     want < PLACES);
+            index_remove(x, hash_of[place], place);
+            g_assert(index_lookup(x, hash_of[place]) == PLACE_NONE);
+            in[place] = false;
+        } else {
+            in[place] = index_insert(x, hash_of[place], place);
+        }
+        if (round % 1000 == 0 && want < 4 * PLACES) {
+            want += 3000;
+            g_assert(index_reserve(x, want) == 0);
+        }
+        if (round % 64 == 0) {
+            index_step(x);
+        }
+    }
+    step_all(x);
+    g_assert(!x->old.line && !x->wanted);
+    for (uint32_t i = 0; i < PLACES; i++) {
+        bool there = index_lookup(x, hash_of[i]) == i;
+
+        g_assert(in[i] || !there);
+        found += there;
+        taken += in[i];
+    }
+    g_assert(x->count == found);
+    g_assert(found * 100 > taken * 99);
+    index_done(x);
+}
+
+static unsigned asked;
+
+static uint32_t ask_counted(void *opaque, uint32_t place)
+{
+    asked++;
+    return hash_of[place];
+}
+
+/* Growing moves little at once, whatever there is to move. */
+static void test_grow_bounded(void)
+{
+    KsmIndex *x = index_new(PLACES);
+    unsigned steps = 0;
+    IndexWork work;
+
+    for (uint32_t i = 0; i < PLACES; i++) {
+        hash_of[i] = g_test_rand_int();
+        index_insert(x, hash_of[i], i);
+    }
+    x->hash_of = ask_counted;
+    asked = 0;
+    g_assert(index_reserve(x, 2 * PLACES) == 0);
+    g_assert(asked == 0);
+    /* and again before that is done: it comes to that */
+    g_assert(index_reserve(x, 4 * PLACES) == 0);
+    g_assert(asked == 0);
+    do {
+        asked = 0;
+        work = index_step(x);
+        g_assert(asked <= 64 * LINE_ENTRIES);
+        g_assert(work != INDEX_DONE || x->now.n_lines >= 4 * PLACES / 11);
+        steps++;
+    } while (work != INDEX_DONE);
+    g_assert(steps > 2 * PLACES / (64 * LINE_ENTRIES));
+    g_assert(index_bytes(x) < 4 * PLACES * 7);
     index_done(x);
 }
 
@@ -184,6 +279,19 @@ static void test_grow_fails(void)
     g_assert(index_reserve(x, PLACES) == -ENOMEM);
     prim.map = prim_real.map;
     g_assert(index_lookup(x, 5) == 0);
+    /* the second of two in a row may fail later: then it is tried again */
+    g_assert(index_reserve(x, 100) == 0);
+    g_assert(index_reserve(x, PLACES) == 0);
+    prim.map = map_fails;
+    for (unsigned i = 0; i < 3; i++) {
+        g_assert(index_step(x) == INDEX_DONE);
+        g_assert(x->wanted);
+    }
+    prim.map = prim_real.map;
+    g_assert(index_step(x) == INDEX_GROWS);
+    step_all(x);
+    g_assert(index_lookup(x, 5) == 0);
+    g_assert(index_bytes(x) > PLACES * 6);
     index_done(x);
 }
 
@@ -197,6 +305,8 @@ int main(int argc, char **argv)
     g_test_add_func("/index/print-collides", test_print_collides);
     g_test_add_func("/index/replace", test_replace);
     g_test_add_func("/index/grow", test_grow);
+    g_test_add_func("/index/model-grows", test_model_grows);
+    g_test_add_func("/index/grow-bounded", test_grow_bounded);
     g_test_add_func("/index/grow-fails", test_grow_fails);
     return g_test_run();
 }
