@@ -24,8 +24,8 @@ G_STATIC_ASSERT(sizeof(IndexLine) == 64);
 
 /* Lines of the old table that are moved at once: about 0.2 ms. */
 #define STEP_LINES 64u
-/* ... and given back at once: a huge page. */
-#define RELEASE_LINES 32768u
+/* ... and given back, or populated, at once: a huge page. */
+#define MEMORY_LINES 32768u
 
 /* The two lines of @t where a hash may stand. */
 static size_t line_number(const IndexTable *t, uint32_t hash, unsigned which)
@@ -89,7 +89,7 @@ static int index_grow(KsmIndex *x, size_t n_lines)
         table_free(&x->now);
     }
     x->now = new;
-    x->moved = x->released = 0;
+    x->moved = x->released = x->populated = 0;
     return 0;
 }
 
@@ -131,11 +131,28 @@ static bool table_put(const IndexTable *t, uint32_t hash, uint32_t place)
 /* What was moved is not needed any more: the old table shrinks. */
 static void old_release(KsmIndex *x)
 {
-    if (x->moved - x->released >= RELEASE_LINES) {
+    if (x->moved - x->released >= MEMORY_LINES) {
         prim.advise(x->old.line + x->released,
-                    RELEASE_LINES * sizeof(IndexLine), MADV_DONTNEED);
-        x->released += RELEASE_LINES;
+                    MEMORY_LINES * sizeof(IndexLine), MADV_DONTNEED);
+        x->released += MEMORY_LINES;
     }
+}
+
+/*
+ * Entries go anywhere in the new table: moving the first few of them would
+ * have the kernel clear all of its huge pages.  True: some were cleared.
+ */
+static bool now_populate(KsmIndex *x)
+{
+    size_t left = x->now.n_lines - x->populated;
+    size_t n = MIN(left, MEMORY_LINES);
+
+    if (n) {
+        prim.advise(x->now.line + x->populated, n * sizeof(IndexLine),
+                    MADV_POPULATE_WRITE);
+        x->populated += n;
+    }
+    return n;
 }
 
 /*
@@ -164,6 +181,9 @@ IndexWork index_step(KsmIndex *x)
 {
     if (!x->old.line && !x->wanted) {
         return INDEX_DONE;
+    }
+    if (x->old.line && now_populate(x)) {
+        return x->wanted ? INDEX_CROWDED : INDEX_GROWS;
     }
     for (unsigned i = 0; i < STEP_LINES && x->moved < x->old.n_lines; i++) {
         line_move(x, &x->old.line[x->moved++]);

@@ -50,6 +50,7 @@ typedef struct KsmIndex {
     IndexTable now;
     IndexTable old;     /* while growing: its lines from @moved on count */
     size_t moved;
+    size_t populated;   /* lines of now that have memory, when it grows */
     size_t released;    /* lines of old that were given back to the kernel */
     size_t wanted;      /* lines to grow to once that is done */
     size_t count;

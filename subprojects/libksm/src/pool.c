@@ -32,7 +32,12 @@
 
 #define FILE_STEP       8192u   /* slots: the file grows by 32 MiB */
 #define PATTERN_PIECE   64u     /* pages of a pattern written at once */
-#define SEARCH_WORDS    4096u   /* of the bitmap looked at for a free run */
+/* Page tables of so much can be moved at once. */
+#define VIEW_ALIGN      ((size_t)1 << 30)
+#define LINE_SLOTS      4096u   /* that a FreeLine tells of */
+#define SEARCH_LINES    256u    /* looked at for a free run */
+
+typedef enum SlotMark { MARK_TAKEN, MARK_FREE } SlotMark;
 
 static void *anonymous(size_t len)
 {
@@ -82,22 +87,42 @@ int pool_init(KsmPool *p, unsigned max_sharing)
     return p->map_fd < 0 ? p->map_fd : 0;
 }
 
+/* What grows with the capacity, and the bytes of it that @slots need. */
+static void **pool_array(KsmPool *p, unsigned i, size_t slots, size_t *len)
+{
+    switch (i) {
+    case 0:
+        *len = slots * PAGE_BYTES;
+        return (void **)&p->view;
+    case 1:
+        *len = slots * sizeof(*p->hash);
+        return (void **)&p->hash;
+    case 2:
+        *len = slots * sizeof(*p->users);
+        return (void **)&p->users;
+    case 3:
+        *len = slots / 8;
+        return (void **)&p->free;
+    default:
+        *len = slots / LINE_SLOTS * sizeof(*p->lines);
+        return (void **)&p->lines;
+    }
+}
+
 static void arrays_free(KsmPool *p)
 {
-    if (p->view) {
-        prim.unmap(p->view, p->capacity * PAGE_BYTES);
-    }
-    if (p->hash) {
-        prim.unmap(p->hash, p->capacity * sizeof(*p->hash));
-    }
-    if (p->users) {
-        prim.unmap(p->users, p->capacity * sizeof(*p->users));
-    }
-    if (p->taken) {
-        prim.unmap(p->taken, p->capacity / 8);
+    for (unsigned i = 0; i < G_N_ELEMENTS(p->mapped); i++) {
+        size_t len;
+        void **array = pool_array(p, i, 0, &len);
+
+        if (*array) {
+            prim.unmap(*array, p->mapped[i]);
+            *array = NULL;
+        }
     }
     if (p->kept) {
-        prim.unmap(p->kept, p->capacity / 8);
+        prim.unmap(p->kept, p->kept_len);
+        p->kept = NULL;
     }
 }
 
@@ -125,6 +150,63 @@ void pool_free(KsmPool *p)
     }
 }
 
+/*
+ * An address for the view where whole page tables can be moved to, with room
+ * for @len bytes; something is mapped there.  NULL: there is none.
+ */
+static void *view_place(size_t len)
+{
+    size_t all = len + VIEW_ALIGN;
+    char *room = prim.map(NULL, all, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *at;
+
+    if (!room) {
+        return NULL;
+    }
+    at = (char *)ROUND_UP_TO((uintptr_t)room, VIEW_ALIGN);
+    if (at > room) {
+        prim.unmap(room, at - room);
+    }
+    if (at + len < room + all) {
+        prim.unmap(at + len, room + all - (at + len));
+    }
+    return at;
+}
+
+/* The view, with its page tables if there was one: nothing is copied. */
+static void *view_grow(KsmPool *p, size_t len)
+{
+    void *at = p->anywhere ? NULL : view_place(len), *view;
+
+    if (p->view) {
+        view = prim.lengthen(p->view, p->mapped[0], len, at);
+    } else {
+        view = prim.map(at, len, PROT_READ, MAP_SHARED | (at ? MAP_FIXED : 0),
+                        p->map_fd, 0);
+    }
+    if (!view) {
+        /*
+         * What was at that address may be there or not, and by now something
+         * else: it is left alone, and not made a second time.
+         */
+        p->anywhere = at;
+        return NULL;
+    }
+    prim.advise(view, len, MADV_DONTFORK);
+    prim.advise(view, len, MADV_DONTDUMP);
+    return view;
+}
+
+static void *array_grow(KsmPool *p, unsigned i, void *array, size_t len)
+{
+    if (i == 0) {
+        return view_grow(p, len);
+    }
+    return array ? prim.lengthen(array, p->mapped[i], len, NULL)
+                 : anonymous(len);
+}
+
 int pool_reserve(KsmPool *p, size_t pages)
 {
     /*
@@ -132,88 +214,177 @@ int pool_reserve(KsmPool *p, size_t pages)
      * for slots down to one user, and patterns
      */
     size_t capacity = ROUND_UP_TO(pages * 5 / 8 + 4 * CHUNK_PAGES, 4096);
-    KsmPool new = *p;
 
     if (capacity <= p->capacity) {
         return 0;
     }
-    new.capacity = capacity;
-    new.view = prim.map(NULL, capacity * PAGE_BYTES, PROT_READ, MAP_SHARED,
-                        p->map_fd, 0);
-    new.hash = anonymous(capacity * sizeof(*new.hash));
-    new.users = anonymous(capacity * sizeof(*new.users));
-    new.taken = anonymous(capacity / 8);
-    new.kept = p->kept ? anonymous(capacity / 8) : NULL;
-    if (!new.view || !new.hash || !new.users || !new.taken ||
-        !new.kept != !p->kept) {
-        arrays_free(&new);
-        return -ENOMEM;
-    }
-    prim.advise(new.view, capacity * PAGE_BYTES, MADV_DONTFORK);
-    prim.advise(new.view, capacity * PAGE_BYTES, MADV_DONTDUMP);
-    if (p->capacity) {
-        memcpy(new.hash, p->hash, p->top * sizeof(*p->hash));
-        memcpy(new.users, p->users, p->top * sizeof(*p->users));
-        memcpy(new.taken, p->taken, p->capacity / 8);
-        if (p->kept) {
-            memcpy(new.kept, p->kept, p->capacity / 8);
+    for (unsigned i = 0; i < G_N_ELEMENTS(p->mapped); i++) {
+        size_t len;
+        void **array = pool_array(p, i, capacity, &len);
+
+        len = ROUND_UP_TO(len, PAGE_BYTES);
+        if (len > p->mapped[i]) {
+            void *longer = array_grow(p, i, *array, len);
+
+            if (!longer) {
+                /* what is longer already does no harm */
+                return -ENOMEM;
+            }
+            *array = longer;
+            p->mapped[i] = len;
         }
-        arrays_free(p);
     }
-    *p = new;
+    p->capacity = capacity;
     return 0;
 }
 
-static bool slot_is_taken(const KsmPool *p, uint32_t slot)
+/* The longest run of a word is 2^class slots at least; 0 has no class. */
+static unsigned word_class(uint64_t word)
 {
-    return p->taken[slot / 64] >> (slot % 64) & 1;
+    unsigned class = 0;
+
+    while (class < FREE_CLASSES - 1) {
+        word &= word >> (1u << class);
+        if (!word) {
+            break;
+        }
+        class++;
+    }
+    return class;
 }
 
-static void slots_mark(KsmPool *p, uint32_t slot, unsigned n, bool taken)
+static void word_set(KsmPool *p, size_t w, uint64_t word)
 {
-    for (uint32_t s = slot; s < slot + n; s++) {
-        uint64_t bit = UINT64_C(1) << (s % 64);
+    FreeLine *l = &p->lines[w / 64];
+    uint64_t bit = UINT64_C(1) << (w % 64), was = p->free[w];
+    unsigned old = word_class(was), new = word_class(word);
 
-        p->taken[s / 64] = taken ? p->taken[s / 64] | bit
-                                 : p->taken[s / 64] & ~bit;
+    p->free[w] = word;
+    if (was && word && old == new) {
+        return;
     }
+    if (was) {
+        l->has[old] &= ~bit;
+        p->n_words[old]--;
+    }
+    if (word) {
+        l->has[new] |= bit;
+        p->n_words[new]++;
+    }
+}
+
+static uint64_t mask_of(unsigned first, unsigned n)
+{
+    return (n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1) << first;
+}
+
+static void slots_mark(KsmPool *p, uint32_t slot, unsigned n, SlotMark mark)
+{
+    while (n) {
+        unsigned first = slot % 64, here = MIN(n, 64 - first);
+        uint64_t word = p->free[slot / 64], mask = mask_of(first, here);
+
+        word_set(p, slot / 64, mark == MARK_FREE ? word | mask
+                                                 : word & ~mask);
+        p->n_free += mark == MARK_FREE ? here : -here;
+        slot += here;
+        n -= here;
+    }
+}
+
+/* Where a word has the first run of @n, which it has. */
+static unsigned word_run(uint64_t word, unsigned n)
+{
+    for (unsigned have = 1; have < n; ) {
+        unsigned step = MIN(have, n - have);
+
+        word &= word >> step;
+        have += step;
+    }
+    return __builtin_ctzll(word);
 }
 
 /*
- * A run of free slots below top, of *@n if there is one near the cursor,
- * else the longest seen.
+ * A word of that class, near the cursor; -1: none was seen.  Where there are
+ * few of them this looks at SEARCH_LINES lines, and goes on from there the
+ * next time.
  */
-static uint32_t free_run(KsmPool *p, unsigned *n)
+static ssize_t word_find(KsmPool *p, unsigned class)
 {
-    uint32_t best = SLOT_NONE, run = 0, left = SEARCH_WORDS * 64;
-    unsigned best_n = 0;
+    size_t n_lines = ROUND_UP_TO(p->top, LINE_SLOTS) / LINE_SLOTS;
+    size_t l = p->cursor / LINE_SLOTS;
 
-    for (uint32_t s = p->cursor; left-- && p->n_free; s++) {
-        if (s >= p->top) {
-            s = 0;
-            run = 0;
-            left = MIN(left, p->top);
-        }
-        if (s % 64 == 0 && p->taken[s / 64] == UINT64_MAX) {
-            s += 63;
-            left -= MIN(left, 63);
-            run = 0;
-            continue;
-        }
-        run = slot_is_taken(p, s) ? 0 : run + 1;
-        if (run > best_n) {
-            best_n = run;
-            best = s + 1 - run;
-            if (best_n == *n) {
-                break;
-            }
+    if (!p->n_words[class]) {
+        return -1;
+    }
+    for (size_t i = 0; i < MIN(n_lines, SEARCH_LINES); i++, l++) {
+        l = l < n_lines ? l : 0;
+        if (p->lines[l].has[class]) {
+            return l * 64 + __builtin_ctzll(p->lines[l].has[class]);
         }
     }
-    *n = best_n;
-    if (best != SLOT_NONE) {
-        p->cursor = best + best_n;
+    p->cursor = l * LINE_SLOTS;
+    return -1;
+}
+
+/* How far a free run that begins at @slot goes, up to @n. */
+static unsigned run_length(const KsmPool *p, uint32_t slot, unsigned n)
+{
+    unsigned got = 0;
+
+    while (got < n) {
+        uint64_t taken = ~p->free[(slot + got) / 64] >> ((slot + got) % 64);
+        unsigned here = taken ? __builtin_ctzll(taken)
+                              : 64 - (slot + got) % 64;
+
+        got += here;
+        if ((slot + got) % 64 || !here || slot + got >= p->top) {
+            break;
+        }
     }
-    return best;
+    return MIN(got, n);
+}
+
+/* How many slots before @slot are free too, up to @n. */
+static unsigned run_before(const KsmPool *p, uint32_t slot, unsigned n)
+{
+    unsigned got = 0;
+
+    while (got < n && slot > got) {
+        unsigned in = (slot - got - 1) % 64 + 1;    /* of that word */
+        uint64_t taken = ~(p->free[(slot - got - 1) / 64] << (64 - in));
+        unsigned here = taken ? __builtin_clzll(taken) : 64;
+
+        got += here;
+        if (here < in) {
+            break;
+        }
+    }
+    return MIN(got, n);
+}
+
+/* A run of free slots, of @least at least and of up to *@n. */
+static uint32_t free_run(KsmPool *p, unsigned *n, unsigned least)
+{
+    unsigned min = MIN(least, 64), class = 0, got, before;
+    ssize_t word = -1;
+    uint32_t slot;
+
+    while (1u << class < min) {
+        class++;
+    }
+    for (; class < FREE_CLASSES && word < 0; class++) {
+        word = word_find(p, class);
+    }
+    if (word < 0) {
+        return SLOT_NONE;
+    }
+    slot = word * 64 + word_run(p->free[word], MIN(*n, 1u << (class - 1)));
+    got = run_length(p, slot, *n);
+    before = run_before(p, slot, *n - got);
+    *n = got + before;
+    p->cursor = slot;
+    return slot - before;
 }
 
 static int file_grow(KsmPool *p, size_t slots)
@@ -236,29 +407,49 @@ static int file_grow(KsmPool *p, size_t slots)
     return ret;
 }
 
+/* Slots that were never taken. */
+static uint32_t top_take(KsmPool *p, unsigned *n)
+{
+    uint32_t slot = p->top;
+
+    *n = MIN(*n, p->capacity - p->top);
+    if (!*n || file_grow(p, p->top + *n) < 0) {
+        return SLOT_NONE;
+    }
+    p->top += *n;
+    return slot;
+}
+
+static uint32_t free_take(KsmPool *p, unsigned *n, unsigned least)
+{
+    uint32_t slot = free_run(p, n, least);
+
+    if (slot != SLOT_NONE) {
+        slots_mark(p, slot, *n, MARK_TAKEN);
+    }
+    return slot;
+}
+
 uint32_t pool_take(KsmPool *p, unsigned *n)
 {
-    unsigned want = *n, got = *n;
-    uint32_t slot = SLOT_NONE;
+    unsigned want = *n;
+    uint32_t slot;
 
-    if (p->n_free >= want && want) {
-        slot = free_run(p, &got);
+    if (!want) {
+        return SLOT_NONE;
     }
-    if (slot == SLOT_NONE || (got < want && p->top + want <= p->capacity)) {
-        got = MIN(want, p->capacity - p->top);
-        if (!got || file_grow(p, p->top + got) < 0) {
-            return SLOT_NONE;
-        }
-        slot = p->top;
-        p->top += got;
-    } else {
-        p->n_free -= got;
+    slot = free_take(p, n, MIN(want, TAKE_WORTH));
+    if (slot == SLOT_NONE) {
+        slot = top_take(p, n);
     }
-    slots_mark(p, slot, got, true);
-    for (unsigned i = 0; i < got; i++) {
-        p->users[slot + i] = 0;
+    for (unsigned least = TAKE_WORTH / 2; slot == SLOT_NONE && least;
+         least /= 2) {
+        *n = want;
+        slot = free_take(p, n, least);
     }
-    *n = got;
+    if (slot != SLOT_NONE) {
+        memset(p->users + slot, 0, *n * sizeof(*p->users));
+    }
     return slot;
 }
 
@@ -289,8 +480,7 @@ void pool_flush(KsmPool *p)
             kept += n;
             continue;
         }
-        slots_mark(p, slot, n, false);
-        p->n_free += n;
+        slots_mark(p, slot, n, MARK_FREE);
     }
     p->n_punch = kept;
 }
@@ -333,8 +523,8 @@ static void list_join(KsmPool *p, SlotList *to, SlotList *from)
 
 static bool slot_is_kept(const KsmPool *p, uint32_t slot)
 {
-    return p->keep_all ||
-           (p->kept && (p->kept[slot / 64] >> (slot % 64) & 1));
+    return p->keep_all || (p->kept && slot / 8 < p->kept_len &&
+                           (p->kept[slot / 64] >> (slot % 64) & 1));
 }
 
 /* The child to come will have the watch mapped. */
@@ -365,6 +555,23 @@ void pool_forked_child(KsmPool *p)
     p->watch = NULL;    /* it stays mapped */
 }
 
+/* The bitmap of what is kept reaches as far as slots are taken. */
+static bool kept_reach(KsmPool *p)
+{
+    size_t len = ROUND_UP_TO(p->capacity / 8, PAGE_BYTES);
+    void *kept = p->kept;
+
+    if (!kept || p->kept_len < len) {
+        kept = kept ? prim.lengthen(kept, p->kept_len, len, NULL)
+                    : anonymous(len);
+        if (kept) {
+            p->kept = kept;
+            p->kept_len = len;
+        }
+    }
+    return kept;
+}
+
 void pool_fork(KsmPool *p)
 {
     pool_flush(p);
@@ -372,12 +579,16 @@ void pool_fork(KsmPool *p)
         return;
     }
     watch_map(p);
-    if (!p->kept) {
-        p->kept = anonymous(p->capacity / 8);
-        p->keep_all = !p->kept;
+    if (!kept_reach(p)) {
+        p->keep_all = true;
+        return;
     }
-    for (size_t i = 0; p->kept && i < ROUND_UP_TO(p->top, 64) / 64; i++) {
-        p->kept[i] |= p->taken[i];
+    for (size_t i = 0; i < p->top / 64; i++) {
+        p->kept[i] |= ~p->free[i];
+    }
+    if (p->top % 64) {
+        p->kept[p->top / 64] |= ~p->free[p->top / 64] &
+                                mask_of(0, p->top % 64);
     }
 }
 
@@ -506,7 +717,7 @@ void pool_unkeep(KsmPool *p)
     if (p->keep_all || p->forks_blind || !p->kept || children_live(p)) {
         return;
     }
-    prim.unmap(p->kept, p->capacity / 8);
+    prim.unmap(p->kept, p->kept_len);
     p->kept = NULL;
     list_join(p, &p->gone_slots, &p->kept_slots);
     list_join(p, &p->gone_blocks, &p->kept_blocks);
@@ -641,9 +852,8 @@ static uint32_t block_take(KsmPool *p)
         file_grow(p, first + CHUNK_PAGES) < 0) {
         return SLOT_NONE;
     }
-    p->n_free += first - p->top;
+    slots_mark(p, p->top, first - p->top, MARK_FREE);
     p->top = first + CHUNK_PAGES;
-    slots_mark(p, first, CHUNK_PAGES, true);
     block_mark(p, first);
     return first;
 }
@@ -705,5 +915,6 @@ uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n)
 size_t pool_bytes(const KsmPool *p)
 {
     return p->top * (sizeof(*p->hash) + sizeof(*p->users)) +
-           p->capacity / 8;
+           p->capacity / 8 + p->capacity / 64 +
+           (p->kept ? p->kept_len : 0);
 }

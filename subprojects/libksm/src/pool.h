@@ -37,6 +37,17 @@ typedef struct KsmPattern {
     uint64_t users;         /* pages that map it */
 } KsmPattern;
 
+/*
+ * What is free in 64 words of the bitmap of free slots: bit w of has[k] if
+ * the longest run in word w has 2^k to 2^(k + 1) - 1 slots.
+ */
+#define FREE_CLASSES    7u
+
+typedef struct FreeLine {
+    uint64_t has[FREE_CLASSES];
+    uint64_t pad;
+} FreeLine;
+
 typedef struct SlotList {
     uint32_t first, last;   /* SLOT_NONE: empty */
 } SlotList;
@@ -49,14 +60,19 @@ typedef struct KsmPool {
     int map_fd;             /* read-only, for mapping */
     char *view;             /* all of it, read-only */
     size_t capacity;        /* slots the view and the arrays can hold */
+    size_t mapped[5];       /* bytes of view, hash, users, free, lines */
+    bool anywhere;          /* do not look for a good address for the view */
     size_t file_slots;      /* size of the file */
     uint32_t top;           /* slots ever taken: [0, top) */
-    uint32_t cursor;        /* where to look for a free run */
+    uint32_t cursor;        /* where to look for free slots */
     uint32_t n_free;        /* slots below top that are free */
     uint32_t *hash;         /* per slot */
     uint16_t *users;        /* per slot, with SLOT_PATTERN and _INDEXED */
-    uint64_t *taken;        /* bitmap */
+    uint64_t *free;         /* bitmap: below top, and to be had */
+    FreeLine *lines;        /* of the words of that */
+    uint32_t n_words[FREE_CLASSES];     /* of each class */
     uint64_t *kept;         /* bitmap: a forked child may map it; or NULL */
+    size_t kept_len;        /* bytes of it */
     bool keep_all;          /* give up nothing */
     uint64_t leaked;        /* slots without users not to be had (yet) */
     int watch_fd;           /* tells whether children live; -1: none */
@@ -89,7 +105,13 @@ int pool_reserve(KsmPool *p, size_t pages);
 /*
  * @n consecutive slots without content; fewer may be had: *@n is set.
  * SLOT_NONE if there are none.  Goes with pool_untake, or with the last user.
+ *
+ * A hole in the file costs next to nothing, but every run costs whoever maps
+ * it a mapping.  So free slots are used again where the run is long enough, or
+ * TAKE_WORTH at least; else the file grows, to where it may, and only then
+ * shorter runs are taken.
  */
+#define TAKE_WORTH      32u
 uint32_t pool_take(KsmPool *p, unsigned *n);
 void pool_untake(KsmPool *p, uint32_t slot, unsigned n);
 /* Memory for the slots, so that filling them needs none. 0 or -errno. */

@@ -78,6 +78,14 @@ static int real_remap(void *from, size_t len, void *to)
     return p == MAP_FAILED ? -errno : 0;
 }
 
+static void *real_lengthen(void *from, size_t len, size_t want, void *at)
+{
+    void *p = mremap(from, len, want,
+                     MREMAP_MAYMOVE | (at ? MREMAP_FIXED : 0), at);
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
 static int real_advise(void *addr, size_t len, int advice)
 {
     return result(madvise(addr, len, advice));
@@ -106,6 +114,17 @@ static int real_prefer_node(int node)
     }
     mask[node / 64] |= 1ul << (node % 64);
     return result(syscall(SYS_set_mempolicy, MPOL_PREFERRED_MODE, mask, bits));
+}
+
+static int real_thread_policy_get(int *mode, unsigned long *mask, size_t bits)
+{
+    return result(syscall(SYS_get_mempolicy, mode, mask, bits, NULL, 0));
+}
+
+static int real_thread_policy_set(int mode, const unsigned long *mask,
+                                  size_t bits)
+{
+    return result(syscall(SYS_set_mempolicy, mode, mask, bits));
 }
 
 static int real_memfd(const char *name)
@@ -342,10 +361,13 @@ static void real_pause(unsigned us)
     .map = real_map, \
     .unmap = real_unmap, \
     .remap = real_remap, \
+    .lengthen = real_lengthen, \
     .advise = real_advise, \
     .policy_get = real_policy_get, \
     .policy_set = real_policy_set, \
     .prefer_node = real_prefer_node, \
+    .thread_policy_get = real_thread_policy_get, \
+    .thread_policy_set = real_thread_policy_set, \
     .memfd = real_memfd, \
     .memfd_sealable = real_memfd_sealable, \
     .seal_write = real_seal_write, \

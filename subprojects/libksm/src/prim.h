@@ -74,11 +74,19 @@ typedef struct KsmPrim {
     int (*unmap)(void *addr, size_t len);
     /* moves a mapping over another one */
     int (*remap)(void *from, size_t len, void *to);
+    /*
+     * makes a mapping @want bytes long, @at an address where something else
+     * is mapped, or anywhere (NULL); as map
+     */
+    void *(*lengthen)(void *from, size_t len, size_t want, void *at);
     int (*advise)(void *addr, size_t len, int advice);
     int (*policy_get)(void *addr, int *mode, unsigned long *mask, size_t bits);
     int (*policy_set)(void *addr, size_t len, int mode,
                       const unsigned long *mask, size_t bits);
-    int (*prefer_node)(int node);       /* of this thread; -1: default */
+    /* of this thread; prefer_node: -1: default */
+    int (*prefer_node)(int node);
+    int (*thread_policy_get)(int *mode, unsigned long *mask, size_t bits);
+    int (*thread_policy_set)(int mode, const unsigned long *mask, size_t bits);
     /* files */
     int (*memfd)(const char *name);
     int (*memfd_sealable)(const char *name);

@@ -164,7 +164,8 @@ static void test_grow(void)
         g_assert(index_lookup(x, hash_of[i]) == i);
     }
     g_assert(x->count == 10);
-    g_assert(index_step(x) == INDEX_DONE);
+    while (index_step(x) != INDEX_DONE) {
+    }
     for (uint32_t i = 0; i < 10; i++) {
         g_assert(index_lookup(x, hash_of[i]) == i);
     }
@@ -283,6 +284,7 @@ static void test_grow_fails(void)
     g_assert(index_reserve(x, 100) == 0);
     g_assert(index_reserve(x, PLACES) == 0);
     prim.map = map_fails;
+    g_assert(index_step(x) == INDEX_CROWDED);   /* prepares the new table */
     for (unsigned i = 0; i < 3; i++) {
         g_assert(index_step(x) == INDEX_DONE);
         g_assert(x->wanted);
