@@ -125,7 +125,7 @@ static int hint_run(KsmRegion *r, size_t page, size_t n)
             continue;
         }
         region_leave(r, i, PAGE_FREED);
-        c->lazy += s != PAGE_HOLE;
+        chunk_set_lazy(r, c, c->lazy + (s != PAGE_HOLE));
         r->state[i] |= blind ? PAGE_BLIND : 0;
         /* a log may still tell of a write from before the hint */
         r->history[i] = r->dirty == KSM_DIRTY_LOG;

@@ -70,6 +70,9 @@ static void lock_destroy(KsmLock *l)
 /* Are all regions kept out of children (MADV_DONTFORK)? */
 static bool engine_stays_home(const KsmEngine *e)
 {
+    if (e->n_leaving) {
+        return false;
+    }
     for (guint i = 0; i < e->regions->len; i++) {
         const KsmRegion *r = g_ptr_array_index(e->regions, i);
         bool stays = false;
@@ -330,6 +333,7 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
     e->pool.fd = e->pool.map_fd = e->pool.watch_fd = -1;
     lock_init(&e->lock);
     e->regions = g_ptr_array_new();
+    e->dir_free = DIR_END;
     e->bitmap = g_malloc0(PIECE_PAGES / 8);
     e->ranges = g_new0(PmRange, N_RANGES);
     index_init(&e->index, place_hash, e);
@@ -444,25 +448,49 @@ void engine_stall(KsmEngine *e, uint64_t ns)
     e->total.stall_max = MAX(e->total.stall_max, ns);
 }
 
-/* A range of ids for the region's pages. */
-static void dir_enter(KsmEngine *e, KsmRegion *r)
+/*
+ * Ids for the region's chunks: those that are free, wherever they are, then
+ * new ones.  0 or -errno, and nothing has changed.
+ */
+static int dir_enter(KsmEngine *e, KsmRegion *r)
 {
-    size_t at = 0, run = 0;
+    size_t used = e->dir_chunks + r->n_chunks;
+    size_t at = e->dir_len;
 
-    for (; at < e->dir_len && run < r->n_chunks; at++) {
-        run = e->dir[at] ? 0 : run + 1;
+    if (used > DIR_MAX) {
+        return -EFBIG;
     }
-    at -= run;
-    if (run < r->n_chunks) {
-        size_t len = at + r->n_chunks;
+    if (used > e->dir_len) {
+        KsmDirEntry *dir = g_try_renew(KsmDirEntry, e->dir, used);
 
-        e->dir = g_renew(KsmRegion *, e->dir, len);
-        e->dir_len = len;
+        if (!dir) {
+            return -ENOMEM;
+        }
+        e->dir = dir;
+        e->dir_len = used;
     }
     for (size_t i = 0; i < r->n_chunks; i++) {
-        e->dir[at + i] = r;
+        uint32_t id = e->dir_free != DIR_END ? e->dir_free : at++;
+
+        if (id == e->dir_free) {
+            e->dir_free = e->dir[id].chunk;
+        }
+        e->dir[id] = (KsmDirEntry) { r, i };
+        r->chunk[i].id = id;
     }
-    r->first_id = at * CHUNK_PAGES;
+    e->dir_chunks = used;
+    return 0;
+}
+
+static void dir_leave(KsmEngine *e, KsmRegion *r)
+{
+    for (size_t i = r->n_chunks; i-- > 0;) {
+        uint32_t id = r->chunk[i].id;
+
+        e->dir[id] = (KsmDirEntry) { NULL, e->dir_free };
+        e->dir_free = id;
+    }
+    e->dir_chunks -= r->n_chunks;
 }
 
 static bool overlaps(const KsmEngine *e, const char *addr, size_t len)
@@ -475,6 +503,12 @@ static bool overlaps(const KsmEngine *e, const char *addr, size_t len)
         }
     }
     return false;
+}
+
+static void given_already(GError **error)
+{
+    g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
+                "the memory was given to an engine already");
 }
 
 static bool region_given_already(KsmEngine *e, const char *addr, size_t len)
@@ -493,25 +527,11 @@ static bool region_given_already(KsmEngine *e, const char *addr, size_t len)
     return found;
 }
 
-static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
+/* False: the source of dirty pages does not work for the region. */
+static bool region_source(KsmRegion *r, GError **error)
 {
-    size_t pages = e->n_pages + r->n_pages;
-    int ret = 0;
+    int ret = dirty_init(r);
 
-    if (pages >= PLACE_SLOT) {
-        ret = -EFBIG;
-    }
-    if (ret == 0 && !engine_zero_only(e)) {
-        ret = index_reserve(&e->index, pages);
-        ret = ret < 0 ? ret : engine_pool_room(e, pages);
-    }
-    if (ret < 0) {
-        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
-                    "no memory to manage %zu more pages: %s", r->n_pages,
-                    g_strerror(-ret));
-        return false;
-    }
-    ret = dirty_init(r);
     if (ret < 0) {
         g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
                     "the dirty source asked for does not work here: %s",
@@ -519,9 +539,38 @@ static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
                     : ret == -ENOTSUP ? "the kernel lacks PAGEMAP_SCAN with "
                       "asynchronous write-protection (Linux 6.7)"
                     : "the memory cannot be registered with userfaultfd");
+    }
+    return ret == 0;
+}
+
+/* With the lock held: nothing here takes longer the more is registered. */
+static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
+{
+    size_t pages = e->n_pages + r->n_pages;
+    int ret = 0;
+
+    if (overlaps(e, r->addr, r->len)) {
+        given_already(error);
         return false;
     }
-    dir_enter(e, r);
+    if (!engine_zero_only(e)) {
+        ret = index_reserve(&e->index, pages);
+        ret = ret < 0 ? ret : engine_pool_room(e, pages);
+    }
+    ret = ret < 0 ? ret : dir_enter(e, r);
+    if (ret == -EFBIG) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
+                    "cannot manage %zu more pages: an engine has room for "
+                    "%zu, of which %zu are in use", r->n_pages,
+                    DIR_MAX * CHUNK_PAGES, e->n_pages);
+        return false;
+    }
+    if (ret < 0) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
+                    "no memory to manage %zu more pages: %s", r->n_pages,
+                    g_strerror(-ret));
+        return false;
+    }
     e->n_pages = pages;
     g_ptr_array_add(e->regions, r);
     scan_kick(e);
@@ -529,54 +578,78 @@ static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
     return true;
 }
 
+/*
+ * What takes long is done without the lock: reading the kernel's list of
+ * mappings, and preparing what is kept of each page.
+ */
 KsmRegion *ksm_region_add(KsmEngine *engine, void *addr, size_t len, int node,
                           const KsmRegionOps *ops, void *opaque,
                           GError **error)
 {
     KsmRegion *r;
+    bool entered;
 
+    /* does not change but in a forked child, where there is one thread */
+    if (engine->dead) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "an engine does not work in a forked child");
+        return NULL;
+    }
     if (!len || ((uintptr_t)addr | len) % PAGE_BYTES) {
         g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
                     "address and length must be multiples of %zu", PAGE_BYTES);
         return NULL;
     }
     if (region_given_already(engine, addr, len)) {
-        g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
-                    "the memory was given to an engine already");
-        return NULL;
-    }
-    lock_take(&engine->lock);
-    if (engine->dead) {
-        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
-                    "an engine does not work in a forked child");
-        lock_release(&engine->lock);
+        given_already(error);
         return NULL;
     }
     r = region_new(engine, addr, len, node, ops, opaque, error);
-    if (r && !region_enter(engine, r, error)) {
-        region_free(r);
-        r = NULL;
+    if (!r) {
+        return NULL;
     }
+    if (!region_source(r, error)) {
+        region_free(r);
+        return NULL;
+    }
+    lock_take(&engine->lock);
+    entered = region_enter(engine, r, error);
     lock_release(&engine->lock);
+    if (!entered) {
+        dirty_pause(r);
+        region_free(r);
+        return NULL;
+    }
     return r;
 }
 
+/* Chunks of a region that goes that are dropped without a break. */
+#define DROP_CHUNKS 8u
+
+/*
+ * Called and left with the lock held, but others have it in between: nobody
+ * knows the region any more, but for what stands in the index, which may name
+ * its pages until they are dropped.
+ */
 static void region_drop(KsmEngine *e, KsmRegion *r)
 {
+    r->leaving = true;
+    e->n_leaving++;
+    g_ptr_array_remove(e->regions, r);
+    scan_forget(e, r);
     for (size_t i = 0; i < r->n_pages; i++) {
         if (page_state(r, i) != PAGE_OUTSIDE) {
             region_leave(r, i, PAGE_HOLE);
         }
-    }
-    scan_forget(e, r);
-    for (size_t i = 0; i < e->dir_len; i++) {
-        if (e->dir[i] == r) {
-            e->dir[i] = NULL;
+        if (i % (DROP_CHUNKS * CHUNK_PAGES) == DROP_CHUNKS * CHUNK_PAGES - 1) {
+            lock_release(&e->lock);
+            lock_take(&e->lock);
         }
     }
-    g_ptr_array_remove(e->regions, r);
+    dir_leave(e, r);
     ksm_freer_forget(e->freer, r->addr, r->len);
     e->n_pages -= r->n_pages;
+    e->n_leaving--;
     pool_flush(&e->pool);
 }
 
@@ -626,12 +699,48 @@ static int64_t step_pause(KsmEngine *e, bool more)
     return MAX(rest, spread);
 }
 
+#define FORGET_CHUNKS   1024u
+
+/* Forgets ages, as ksm_rescan() wants it; false: there is no more to do. */
+static bool ages_forget(KsmEngine *e)
+{
+    for (guint i = 0; e->forget && i < e->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        for (unsigned n = 0; n < FORGET_CHUNKS && r->forget_left; n++) {
+            KsmChunk *c = &r->chunk[--r->forget_left];
+
+            memset(r->history + r->forget_left * CHUNK_PAGES, 0, CHUNK_PAGES);
+            c->flags |= CHUNK_VISIT | CHUNK_CHECK;
+            c->wait = c->backoff = c->hot = c->hot_wait = 0;
+            c->tried = 0;
+        }
+        if (r->forget_left) {
+            return true;
+        }
+    }
+    e->forget = false;
+    return false;
+}
+
+/*
+ * A piece of what was put off because it would take long.  True: there is
+ * more.  *@crowded: pages that are found now would not be remembered.
+ */
+static bool engine_upkeep(KsmEngine *e, bool *crowded)
+{
+    IndexWork work = index_step(&e->index);
+    bool more = pool_release(&e->pool);
+
+    *crowded = work == INDEX_CROWDED || ages_forget(e);
+    return more || *crowded || work != INDEX_DONE;
+}
+
 int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
 {
     KsmEngine *e = engine;
     int64_t pause = -1;
-    IndexWork work;
-    bool more = true;
+    bool more = true, crowded;
 
     lock_take(&e->lock);
     budget_begin(&e->budget, e->cfg.max_cpu, max_ns);
@@ -645,10 +754,8 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
         more = false;
     }
     while (more && e->run && !e->dead && e->regions->len) {
-        work = index_step(&e->index);
-        more = work != INDEX_DONE;
-        more |= work != INDEX_CROWDED && scan_step(e);
-        more |= pool_release(&e->pool);
+        more = engine_upkeep(e, &crowded);
+        more |= !crowded && scan_step(e);
         pause = step_pause(e, more);
         if (budget_used(&e->budget) >= e->budget.limit) {
             break;
@@ -726,17 +833,10 @@ void ksm_rescan(KsmEngine *engine)
     for (guint i = 0; i < engine->regions->len; i++) {
         KsmRegion *r = g_ptr_array_index(engine->regions, i);
 
-        engine->vmas.counted = 0;
-        memset(r->history, 0, r->n_pages);
-        for (size_t c = 0; c < r->n_chunks; c++) {
-            r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;
-            r->chunk[c].wait = 0;
-            r->chunk[c].tried = 0;
-            r->chunk[c].hot_wait = 0;
-            r->chunk[c].hot = 0;
-            r->chunk[c].backoff = 0;
-        }
+        r->forget_left = r->n_chunks;
     }
+    engine->vmas.counted = 0;
+    engine->forget = true;
     scan_kick(engine);
     lock_release(&engine->lock);
 }

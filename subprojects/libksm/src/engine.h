@@ -72,6 +72,15 @@ typedef struct KsmScan {
     unsigned settle;        /* passes until the engine may count as idle */
 } KsmScan;
 
+#define DIR_END UINT32_MAX
+/* Ids of pages are less than PLACE_SLOT. */
+#define DIR_MAX ((size_t)PLACE_SLOT / CHUNK_PAGES)
+
+typedef struct KsmDirEntry {
+    KsmRegion *region;
+    uint32_t chunk;         /* of it; free: the next free entry */
+} KsmDirEntry;
+
 struct KsmEngine {
     KsmConfig cfg;
     bool run;
@@ -84,9 +93,16 @@ struct KsmEngine {
     bool wp_async;
     bool wp_shmem;
     GPtrArray *regions;
-    KsmRegion **dir;        /* id of a page / 512 -> region */
+    /*
+     * Chunks by id.  A free entry has no region; the free ones are linked,
+     * so that the directory is never longer than there were chunks at once.
+     */
+    KsmDirEntry *dir;
     size_t dir_len;
-    size_t dir_bytes;
+    size_t dir_chunks;      /* entries in use */
+    uint32_t dir_free;      /* DIR_END: none */
+    size_t n_leaving;       /* regions being removed */
+    bool forget;            /* some region's ages are to be forgotten */
     size_t n_pages;         /* of all regions */
     KsmIndex index;
     KsmPool pool;
@@ -119,10 +135,10 @@ static inline bool engine_zero_only(const KsmEngine *e)
 static inline KsmRegion *engine_page(const KsmEngine *e, uint32_t id,
                                      size_t *page)
 {
-    KsmRegion *r = e->dir[id / CHUNK_PAGES];
+    const KsmDirEntry *d = &e->dir[id / CHUNK_PAGES];
 
-    *page = id - r->first_id;
-    return r;
+    *page = (size_t)d->chunk * CHUNK_PAGES + id % CHUNK_PAGES;
+    return d->region;
 }
 
 /*

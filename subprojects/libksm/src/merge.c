@@ -517,7 +517,8 @@ static void fill_refused(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
 {
     KsmPlan *p = &e->plan;
 
-    p->region->chunk[p->chunk].reason = KSM_REASON_NO_MEMORY;
+    chunk_set_reason(p->region, &p->region->chunk[p->chunk],
+                     KSM_REASON_NO_MEMORY);
     for (unsigned at = s->at + i; at < s->at + i + n; at++) {
         run_drop(e, at);
         p->act[at] = ACT_KEEP;

@@ -67,7 +67,7 @@ int pool_init(KsmPool *p, unsigned max_sharing)
     char path[64];
 
     memset(p, 0, sizeof(*p));
-    p->fd = p->map_fd = p->watch_fd = -1;
+    p->fd = p->map_fd = p->watch_fd = p->node = -1;
     p->kept_slots = p->kept_blocks = empty_list;
     p->gone_slots = p->gone_blocks = empty_list;
     p->max_sharing = MIN(max_sharing, SLOT_USERS);
@@ -623,10 +623,28 @@ void pool_untake(KsmPool *p, uint32_t slot, unsigned n)
     }
 }
 
+/*
+ * The file has no NUMA policy; the kernel goes by the thread's, which is not
+ * ours: it is as it was afterwards.
+ */
 int pool_allocate(KsmPool *p, uint32_t slot, unsigned n)
 {
-    return prim.allocate(p->fd, (off_t)slot * PAGE_BYTES,
-                         (off_t)n * PAGE_BYTES);
+    unsigned long mask[16] = { 0 };
+    const size_t bits = sizeof(mask) * 8;
+    bool set = false;
+    int mode = 0, ret;
+
+    if (p->node >= 0 && prim.thread_policy_get(&mode, mask, bits) == 0) {
+        set = prim.prefer_node(p->node) == 0;
+    }
+    ret = prim.allocate(p->fd, (off_t)slot * PAGE_BYTES,
+                        (off_t)n * PAGE_BYTES);
+    for (unsigned tries = 0;
+         set && prim.thread_policy_set(mode, mask, bits) < 0 && tries < 100;
+         tries++) {
+        prim.pause(tries);
+    }
+    return ret;
 }
 
 int pool_fill(KsmPool *p, uint32_t slot, const void *pages, unsigned n)
@@ -825,7 +843,15 @@ static int pattern_fill(KsmPool *p, KsmPattern *t, const void *page,
     }
     while (t->filled < filled) {
         unsigned n = MIN(piece, filled - t->filled);
-        int ret = pool_fill(p, t->first + t->filled, buf, n);
+        int ret = 0;
+
+        if (p->node >= 0) {
+            /* on that node; writing would not ask for it */
+            ret = pool_allocate(p, t->first + t->filled, n);
+        }
+        if (ret == 0) {
+            ret = pool_fill(p, t->first + t->filled, buf, n);
+        }
 
         if (ret < 0) {
             return ret;

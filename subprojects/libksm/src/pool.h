@@ -74,6 +74,7 @@ typedef struct KsmPool {
     uint64_t *kept;         /* bitmap: a forked child may map it; or NULL */
     size_t kept_len;        /* bytes of it */
     bool keep_all;          /* give up nothing */
+    int node;               /* where slots get memory now; -1: anywhere */
     uint64_t leaked;        /* slots without users not to be had (yet) */
     int watch_fd;           /* tells whether children live; -1: none */
     void *watch;            /* its mapping, while the process forks */

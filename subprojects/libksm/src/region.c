@@ -40,14 +40,32 @@ void page_set(KsmRegion *r, size_t page, PageState state)
         c->written--;
         r->n_written -= was == PAGE_NEW;
     }
-    c->lazy -= was == PAGE_FREED && c->lazy;
+    if (was == PAGE_FREED && c->lazy) {
+        chunk_set_lazy(r, c, c->lazy - 1);
+    }
     r->count[was]--;
     r->count[state]++;
     c->fresh += (state == PAGE_NEW) - (was == PAGE_NEW);
     c->gain += state_gains(state) - state_gains(was);
+    r->gain[c->reason] += state_gains(state);
+    r->gain[c->reason] -= state_gains(was);
     c->mapped += state_maps(state) - state_maps(was);
     c->broken += (state == PAGE_BROKEN) - (was == PAGE_BROKEN);
     r->state[page] = state;
+}
+
+void chunk_set_reason(KsmRegion *r, KsmChunk *c, KsmReason reason)
+{
+    r->gain[c->reason] -= c->gain;
+    r->gain[reason] += c->gain;
+    c->reason = reason;
+}
+
+void chunk_set_lazy(KsmRegion *r, KsmChunk *c, unsigned lazy)
+{
+    r->lazy += lazy;
+    r->lazy -= c->lazy;
+    c->lazy = lazy;
 }
 
 void page_mark(KsmRegion *r, size_t page, bool written)
@@ -404,7 +422,8 @@ void region_free(KsmRegion *r)
 void region_check(KsmRegion *r)
 {
     uint64_t count[PAGE_STATES] = { 0 };
-    uint64_t written = 0;
+    uint64_t sum[KSM_REASON_MAX] = { 0 };
+    uint64_t written = 0, lazy = 0;
 
     for (size_t i = 0; i < r->n_chunks; i++) {
         unsigned fresh = 0, marked = 0, gain = 0, mapped = 0, broken = 0;
@@ -422,6 +441,10 @@ void region_check(KsmRegion *r)
             g_assert(s != PAGE_MERGED ||
                      pool_users(&r->engine->pool, r->tag[p]) > 0);
         }
+        sum[r->chunk[i].reason] += gain;
+        lazy += r->chunk[i].lazy;
+        g_assert(r->engine->dir[r->chunk[i].id].region == r);
+        g_assert(r->engine->dir[r->chunk[i].id].chunk == i);
         g_assert(r->chunk[i].fresh == fresh);
         g_assert(r->chunk[i].written == marked);
         g_assert(r->chunk[i].gain == gain);
@@ -432,4 +455,6 @@ void region_check(KsmRegion *r)
         g_assert(r->count[s] == count[s]);
     }
     g_assert(r->n_written == written);
+    g_assert(r->lazy == lazy);
+    g_assert(!memcmp(r->gain, sum, sizeof(sum)));
 }

@@ -9,8 +9,8 @@
  * history smart scan needs.  Everything that counts pages is changed in one
  * place, page_set(), so that the counters cannot drift from the states.
  *
- * A page of one region is known to the index by its id: the region's first
- * id plus its number there.
+ * A page of one region is known to the index by its id: that of its chunk,
+ * times 512, plus its number there.
  */
 #ifndef KSM_REGION_H
 #define KSM_REGION_H
@@ -55,16 +55,17 @@ typedef enum PageState {
 #define CHUNK_BLIND     0x40u   /* there may be pages with PAGE_BLIND */
 
 typedef struct KsmChunk {
+    uint32_t id;        /* in the engine's directory */
     uint16_t fresh;     /* pages that are NEW */
     uint16_t written;   /* pages with PAGE_WRITTEN */
     uint16_t gain;      /* pages EQUAL or ZEROES: what merging may save */
     uint16_t mapped;    /* pages MERGED or BROKEN */
     uint16_t broken;    /* pages BROKEN */
     uint16_t runs;      /* mappings of the pool in this chunk */
-    uint16_t lazy;      /* pages FREED and populated when last seen */
+    uint16_t lazy;      /* FREED and populated when seen: chunk_set_lazy() */
     uint16_t tried;     /* gain when merging was last refused */
     uint8_t flags;
-    uint8_t reason;     /* KsmReason of that refusal */
+    uint8_t reason;     /* KsmReason of that refusal: chunk_set_reason() */
     uint8_t wait;       /* passes until it is tried again */
     uint8_t backoff;    /* log2 of that wait, grows with each refusal */
     uint8_t hot;        /* log2 of passes between looks for writes */
@@ -80,12 +81,12 @@ struct KsmRegion {
     size_t len;
     size_t n_chunks;
     size_t n_pages;         /* n_chunks * 512 */
-    uint32_t first_id;
     int node;
     uint32_t salt;          /* mixed into hashes: node */
     const KsmRegionOps *ops;
     void *opaque;
     KsmDirtySource dirty;
+    bool leaving;           /* being removed: not to be merged any more */
     bool tracking;          /* registered for async write-protect */
     const char *inhibited;  /* what the op said last */
     /* attributes to give to what is mapped anew */
@@ -103,6 +104,9 @@ struct KsmRegion {
     size_t meta_bytes;
     uint64_t count[PAGE_STATES];
     uint64_t n_written;     /* pages NEW and PAGE_WRITTEN */
+    uint64_t gain[KSM_REASON_MAX];  /* of all chunks, by their reason */
+    uint64_t lazy;          /* of all chunks */
+    size_t forget_left;     /* chunks whose ages are to be forgotten */
     uint64_t runs;
     /* counts since added; added to the engine's totals */
     uint64_t merged, cow_broken, free_hinted, pinned, busy, verify_failed;
@@ -136,7 +140,7 @@ static inline KsmChunk *page_chunk(const KsmRegion *r, size_t page)
 
 static inline uint32_t page_id(const KsmRegion *r, size_t page)
 {
-    return r->first_id + page;
+    return r->chunk[page / CHUNK_PAGES].id * CHUNK_PAGES + page % CHUNK_PAGES;
 }
 
 /* Is the page in a mapping of the pool? */
@@ -156,6 +160,12 @@ void page_set(KsmRegion *r, size_t page, PageState state);
 
 /* Marks a page as written, or not, since the last look. */
 void page_mark(KsmRegion *r, size_t page, bool written);
+
+/* Why the chunk's gain is not merged: KsmReason. */
+void chunk_set_reason(KsmRegion *r, KsmChunk *c, KsmReason reason);
+
+/* How many of its pages are FREED and populated. */
+void chunk_set_lazy(KsmRegion *r, KsmChunk *c, unsigned lazy);
 
 /* As page_set, but takes the page out of the index and drops its slot. */
 void region_leave(KsmRegion *r, size_t page, PageState state);

@@ -43,7 +43,7 @@ bool run_ripe(const KsmRegion *r, size_t chunk)
 static bool refuse(KsmEngine *e, KsmChunk *c, KsmReason reason)
 {
     merge_doubt_costs(e);
-    c->reason = reason;
+    chunk_set_reason(e->plan.region, c, reason);
     c->tried = c->gain;
     c->backoff = MIN(c->backoff + 1, 6);
     c->wait = 1u << c->backoff;
@@ -57,7 +57,7 @@ static bool partner_worth(KsmEngine *e, uint32_t place)
     KsmRegion *r = engine_page(e, place, &page);
     KsmChunk *c = page_chunk(r, page);
 
-    return c->gain >= gain_needed(r, c);
+    return !r->leaving && c->gain >= gain_needed(r, c);
 }
 
 /* What could be done with an EQUAL page. */
@@ -475,6 +475,7 @@ bool run_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
 
     p->region = r;
     p->chunk = chunk;
+    e->pool.node = r->node;
     KSM_TSAN_IGNORE_BEGIN();    /* what is copied may be written */
     plan_acts(e, r, chunk);
     KSM_TSAN_IGNORE_END();
@@ -491,7 +492,7 @@ bool run_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
             return refuse(e, c, why);
         }
     }
-    c->reason = KSM_REASON_NOT_WORTH;
+    chunk_set_reason(r, c, KSM_REASON_NOT_WORTH);
     return true;
 }
 

@@ -62,7 +62,7 @@ void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
     KsmScan *s = &e->scan;
     KsmChunk *c = &r->chunk[chunk];
 
-    if (c->flags & CHUNK_QUEUED) {
+    if ((c->flags & CHUNK_QUEUED) || r->leaving) {
         return;
     }
     if (s->n_ripe == RIPE_MAX) {
@@ -81,7 +81,7 @@ void scan_forget(KsmEngine *e, KsmRegion *r)
     unsigned kept = 0;
 
     for (unsigned i = 0; i < s->n_ripe; i++) {
-        if (e->dir[s->ripe[i] / CHUNK_PAGES] != r) {
+        if (e->dir[s->ripe[i] / CHUNK_PAGES].region != r) {
             s->ripe[kept++] = s->ripe[i];
         }
     }
@@ -150,7 +150,8 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
         }
         break;
     case PAGE_FREED:
-        page_chunk(r, page)->lazy += there;
+        chunk_set_lazy(r, page_chunk(r, page),
+                       page_chunk(r, page)->lazy + there);
         if (there && r->dirty == KSM_DIRTY_CHECKSUM &&
             !(r->state[page] & PAGE_BLIND)) {
             page_set(r, page, PAGE_NEW);
@@ -234,7 +235,7 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
                      c->mapped ? KINDS_ALL : KINDS_FAST, kinds + lo) < 0) {
         return false;
     }
-    c->lazy = 0;
+    chunk_set_lazy(r, c, 0);
     for (unsigned i = lo; i < n; i++) {
         all |= kinds[i];
         page_look(e, r, first + i, kinds[i]);

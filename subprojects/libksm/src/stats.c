@@ -53,13 +53,11 @@ static void region_reasons(const KsmRegion *r, KsmStats *s)
     why[KSM_REASON_BUSY] += n[PAGE_BUSY];
     why[KSM_REASON_COW_BROKEN] += n[PAGE_BROKEN];
     why[KSM_REASON_FREED] += n[PAGE_FREED];
-    for (size_t i = 0; i < r->n_chunks; i++) {
-        const KsmChunk *c = &r->chunk[i];
-
-        s->lazy_free += c->lazy * PAGE_BYTES;
-        if (c->gain) {
-            why[c->reason ? c->reason : KSM_REASON_NOT_WORTH] += c->gain;
-        }
+    s->lazy_free += r->lazy * PAGE_BYTES;
+    /* 0: nobody has asked yet whether it is worth it */
+    why[KSM_REASON_NOT_WORTH] += r->gain[0];
+    for (unsigned i = 1; i < KSM_REASON_MAX; i++) {
+        why[i] += r->gain[i];
     }
 }
 

@@ -579,6 +579,162 @@ static void test_fork(void)
     mem_free(m);
 }
 
+/* Ids of regions that went are used again, wherever they are. */
+static void test_ids(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_AUTO);
+    Mem *m = e ? mem_new(24 * 512, 0, MEM_SMALL) : NULL;
+    KsmRegion *r[8] = { NULL };
+    g_autoptr(GError) err = NULL;
+
+    if (!e) {
+        return;
+    }
+    for (unsigned i = 0; i < 8; i++) {
+        r[i] = ksm_region_add(e, m->addr + i * CHUNK, CHUNK, -1, &mem_ops, m,
+                              NULL);
+        g_assert(r[i]);
+    }
+    for (unsigned i = 0; i < 8; i += 2) {
+        util_remove(r[i]);
+    }
+    r[0] = ksm_region_add(e, m->addr + 8 * CHUNK, 5 * CHUNK, -1, &mem_ops, m,
+                          NULL);
+    g_assert(r[0]);
+    g_assert(e->dir_len == 9);
+    region_check(r[0]);
+    mem_fill_run(m, 8 * 512, 5 * 512, 1000, 1);
+    mem_fill_run(m, 512, 512, 2000, 1);
+    for (unsigned i = 0; i < PASSES; i++) {
+        util_passes(e, 1);
+    }
+    g_assert(util_stats(e).pages_sharing == 512);
+    region_check(r[0]);
+    /* there are as many ids as there are, and not more */
+    e->dir_chunks += (1u << 22) - 10;
+    g_assert(!ksm_region_add(e, m->addr + 16 * CHUNK, 2 * CHUNK, -1,
+                             &mem_ops, m, &err));
+    g_assert(g_error_matches(err, KSM_ERROR, KSM_ERROR_RESOURCES));
+    g_test_message("%s", err->message);
+    g_assert(e->dir_len == 9 && e->regions->len == 5);
+    e->dir_chunks -= (1u << 22) - 10;
+    r[2] = ksm_region_add(e, m->addr + 16 * CHUNK, 2 * CHUNK, -1, &mem_ops, m,
+                          NULL);
+    g_assert(r[2] && e->dir_len == 11);
+    util_remove(r[0]);
+    util_remove(r[2]);
+    for (unsigned i = 1; i < 8; i += 2) {
+        util_remove(r[i]);
+    }
+    g_assert(e->dir_chunks == 0 && e->index.count == 0);
+    ksm_engine_free(e);
+    mem_check(m);
+    mem_free(m);
+}
+
+/* What the thread prefers: 8 is somebody's policy, 100 + n ours. */
+static int thread_mode;
+static unsigned allocated, allocated_wrong, policy_calls;
+
+static int node_get(int *mode, unsigned long *mask, size_t bits)
+{
+    policy_calls++;
+    *mode = thread_mode;
+    mask[0] = 5;
+    return 0;
+}
+
+static int node_set(int mode, const unsigned long *mask, size_t bits)
+{
+    /* it may fail, once */
+    if (++policy_calls % 3 == 0) {
+        return -ENOMEM;
+    }
+    g_assert(mode == 8 && mask[0] == 5);
+    thread_mode = mode;
+    return 0;
+}
+
+static int node_prefer(int node)
+{
+    thread_mode = 100 + node;
+    return 0;
+}
+
+static int node_allocate(int fd, off_t offset, off_t len)
+{
+    allocated++;
+    allocated_wrong += thread_mode != 103;
+    return allocated == 3 ? -ENOMEM : prim_real.allocate(fd, offset, len);
+}
+
+/* Pool pages of a node's memory are of that node; the thread's policy stays. */
+static void node_of(int node)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_AUTO);
+    Mem *m = e ? mem_new(PAGES, 0, MEM_SMALL) : NULL;
+    KsmRegion *r;
+
+    if (!e) {
+        return;
+    }
+    thread_mode = 8;
+    allocated = allocated_wrong = policy_calls = 0;
+    prim.thread_policy_get = node_get;
+    prim.thread_policy_set = node_set;
+    prim.prefer_node = node_prefer;
+    prim.allocate = node_allocate;
+    prim.pause = prim_real.pause;
+    r = ksm_region_add(e, m->addr, PAGES * PAGE, node, &mem_ops, m, NULL);
+    g_assert(r);
+    mem_fill_run(m, 0, 512, 1000, 1);
+    mem_fill_run(m, 512, 512, 1000, 1);
+    mem_fill_run(m, 1024, 512, 77, 0);
+    for (unsigned i = 0; i < PASSES; i++) {
+        util_passes(e, 1);
+    }
+    g_assert(util_stats(e).pages_sharing > 800);
+    g_assert(thread_mode == 8);
+    g_assert(allocated > 1);
+    g_assert(node < 0 ? policy_calls == 0 : allocated_wrong == 0);
+    prim = prim_real;
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_check(m);
+    mem_free(m);
+}
+
+static void test_node(void)
+{
+    node_of(3);
+    node_of(-1);
+}
+
+/* Others have their turn while a big region is dropped. */
+static void test_drop(void)
+{
+    enum { CHUNKS = 1024 };
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_CHECKSUM);
+    uint64_t turns;
+    KsmRegion *r;
+    char *mem;
+
+    if (!e) {
+        return;
+    }
+    mem = mmap(NULL, CHUNKS * CHUNK, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    g_assert(mem != MAP_FAILED);
+    r = ksm_region_add(e, mem, CHUNKS * CHUNK, -1, NULL, NULL, NULL);
+    g_assert(r);
+    turns = e->lock.next;
+    g_assert(ksm_region_remove(r, KSM_REMOVE_FORGET) == 0);
+    g_assert(e->lock.next - turns >= CHUNKS / 8);
+    g_assert(e->dir_chunks == 0 && e->n_pages == 0);
+    munmap(mem, CHUNKS * CHUNK);
+    ksm_engine_free(e);
+}
+
 static void add_case(unsigned i, unsigned k, MemPages pages)
 {
     g_autofree char *path =
@@ -598,6 +754,9 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/overlap", test_overlap);
     g_test_add_func("/engine/names", test_names);
     g_test_add_func("/engine/fork", test_fork);
+    g_test_add_func("/engine/ids", test_ids);
+    g_test_add_func("/engine/node", test_node);
+    g_test_add_func("/engine/drop", test_drop);
     for (unsigned i = 0; i < G_N_ELEMENTS(kinds); i++) {
         for (unsigned k = 0; k < G_N_ELEMENTS(sources); k++) {
             if (kinds[i].counts_hashes &&

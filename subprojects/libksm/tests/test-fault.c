@@ -64,6 +64,17 @@ static int f_remap(void *from, size_t len, void *to)
     return prim_real.remap(from, len, to);
 }
 
+static void *f_lengthen(void *from, size_t len, size_t want, void *at)
+{
+    if (hit("lengthen", at ? 2 : 1)) {
+        if (fail_mode == 1) {
+            munmap(at, want);
+        }
+        return NULL;
+    }
+    return prim_real.lengthen(from, len, want, at);
+}
+
 static int f_advise(void *addr, size_t len, int advice)
 {
     return hit("advise", 1) ? -ENOMEM : prim_real.advise(addr, len, advice);
@@ -213,6 +224,7 @@ static void faults_on(void)
 {
     prim.map = f_map;
     prim.remap = f_remap;
+    prim.lengthen = f_lengthen;
     prim.advise = f_advise;
     prim.memfd = f_memfd;
     prim.open_read = f_open_read;
