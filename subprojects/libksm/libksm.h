@@ -255,6 +255,8 @@ typedef struct KsmStats {
     uint64_t cow_broken;        /* merged pages written since */
     uint64_t free_hinted;       /* pages */
     uint64_t huge_split;        /* huge pages broken up to merge */
+    /* pages lost because their memory failed in our hands; of the engine */
+    uint64_t poisoned;
     uint64_t isolations;
     uint64_t scan_time;         /* ns of CPU */
     uint64_t merge_time;        /* ns of CPU */

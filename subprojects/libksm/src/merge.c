@@ -6,6 +6,7 @@
  * See merge.h for the idea, and for what must not happen.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -23,9 +24,9 @@
 #define BACK_NS         15000u
 #define MOVE_NS         100u
 #define BUSY_TRIES      20u     /* ms to wait for a device */
+#define SKIP_CHUNKS     4096u   /* without a mapping: passed over in one go */
 #define MOVE_TRIES      8u      /* a page that is busy for a moment */
 #define FAULT_AROUND    (16 * PAGE_BYTES)   /* the kernel's default */
-#define SAME_TRIES      1000u   /* some 100 ms; then a copy is better than none */
 
 /* One isolation in progress. */
 typedef struct Isolation {
@@ -39,6 +40,7 @@ typedef struct Isolation {
     bool home_known;    /* what was populated then */
     bool kinds_known;   /* of the staged pages; if not, any may be staged */
     bool registered;
+    unsigned waited_us; /* for pages that could not be put back */
 } Isolation;
 
 static void *stage_map(void *addr, size_t len, int flags)
@@ -78,6 +80,12 @@ int merge_init(KsmEngine *e)
     at = ROUND_UP_TO((uintptr_t)m->map, CHUNK_BYTES);
     m->small = (char *)at;
     m->huge = (char *)at + CHUNK_BYTES;
+    m->unreadable = m->map + m->map_len - PAGE_BYTES;
+    if (!prim.map(m->unreadable, PAGE_BYTES, PROT_NONE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+                  -1, 0)) {
+        return -ENOMEM;
+    }
     ret = stage_prepare(e, m->small);
     ret = ret < 0 ? ret : stage_prepare(e, m->huge);
     /* first guesses, replaced by what is measured */
@@ -167,11 +175,33 @@ static bool is_populated(uint8_t kind)
     return kind & (PM_PRESENT | PM_SWAPPED);
 }
 
+/* As engine_kinds(), KINDS_FAST; if that fails, populated or not. */
+static int look_kinds(KsmEngine *e, const char *addr, unsigned n,
+                      uint8_t *kinds)
+{
+    uint64_t entry[CHUNK_PAGES];
+    ssize_t len = n * sizeof(entry[0]);
+    int ret = engine_kinds(e, addr, n, KINDS_FAST, kinds);
+
+    if (ret == 0) {
+        return 0;
+    }
+    if (prim.read_at(e->pagemap, entry, len, (uintptr_t)addr / PAGE_BYTES *
+                     sizeof(entry[0])) != len) {
+        return ret;
+    }
+    for (unsigned i = 0; i < n; i++) {
+        kinds[i] = (entry[i] >> 63 ? PM_PRESENT : 0) |
+                   (entry[i] >> 62 & 1 ? PM_SWAPPED : 0);
+    }
+    return 0;
+}
+
 /* What is populated where the span belongs: it can only become less. */
 static bool look_home(KsmEngine *e, Isolation *s)
 {
-    s->home_known = engine_kinds(e, page_addr(s->r, s->page), s->n, KINDS_FAST,
-                                 e->merge.home) == 0;
+    s->home_known = look_kinds(e, page_addr(s->r, s->page), s->n,
+                               e->merge.home) == 0;
     return s->home_known;
 }
 
@@ -290,34 +320,241 @@ static bool is_moved_back(const KsmEngine *e, const Isolation *s, unsigned n)
     return !s->huge && n * e->merge.copy_ns > e->merge.back_ns;
 }
 
-typedef enum Staged { STAGED_NO, STAGED_YES, STAGED_UNKNOWN } Staged;
-
 /*
- * Is page @i of the span in the staging area, and nowhere else?  One that is
- * at home, too, was put there by us: nobody else can.
+ * Putting back.
+ *
+ * Where a page is, the page tables tell.  If they cannot be asked, what calls
+ * for this one page answer has to do.  (A call for several that fails says
+ * nothing of any of them: copies to several mappings end with ENOENT, and a
+ * move may have moved more than it counts.)  Known of one page, after
+ *
+ *           moving it back                   copying it back
+ *   0       it is at home                    it is at home
+ *   EEXIST  something is at home             something is at home
+ *   ENOENT  nothing is staged, or home is    home is not mapped, or not
+ *           not mapped                       registered: it is the owner's
+ *   EFAULT  staged; but the memory failed    staged memory cannot be read
+ *   EBUSY   staged; shared or pinned         -
+ *   EINVAL  home is another sort of mapping  -
+ *   others  nothing                          nothing
+ *
+ * 1. A page is passed over only when it is known that something is at home, or
+ *    that nothing is staged: by the tables, or else by what calls for this page
+ *    alone say SURE times in a row.
+ * 2. A page is copied only when it is known to be staged; or, the tables being
+ *    silent, where reading the staging area cannot wait for us.  Then what is
+ *    not staged is copied as zeroes, which is what the hole at home reads as,
+ *    and what is at home refuses the copy.
+ * 3. A page that a device may be writing to (BACK_SAME) is moved, not copied,
+ *    until the owner says that the device is done, asked for that page alone.
+ *    A copy made before would lose what the device writes: so only when all
+ *    patience is used up, for a guest that waits for ever has lost more.
+ * 4. A page is given up as poisoned only when its memory cannot be read, nor
+ *    moved.  Its home is poisoned too: whoever needs it is told, none reads
+ *    zeroes.
+ * 5. A page is given up as displaced only when its home is not what was
+ *    registered: a copy from an address where nothing can be read tells that,
+ *    and does nothing else.  What the owner has put there stays.
+ * 6. What is given up ends that page; the others are put back all the same.
  */
-static Staged page_staged(KsmEngine *e, const Isolation *s, unsigned i)
+#define SURE            16u     /* times that an answer must be the same */
+#define UNREADABLE_SURE 1000u   /* ... where only a copy says so: 100 ms */
+#define PATIENCE_US     10000000u   /* of an isolation, for devices */
+
+typedef enum PutBack {
+    BACK_ANY,       /* by moving or copying */
+    BACK_SAME,      /* the very pages: a device may be writing to them */
+} PutBack;
+
+typedef enum Where {
+    WHERE_SETTLED,  /* something is at home, or nothing is staged */
+    WHERE_STAGED,   /* and nothing is at home */
+    WHERE_UNKNOWN,
+} Where;
+
+/* What a try to put back one page has told. */
+typedef enum BackTry {
+    TRY_DONE,
+    TRY_AGAIN,
+    TRY_SETTLED,    /* the calls say so, the tables are silent */
+    TRY_POISONED,
+    TRY_UNREADABLE, /* only copying says so */
+    TRY_DISPLACED,
+} BackTry;
+
+static Where page_where(KsmEngine *e, const Isolation *s, unsigned i)
 {
     uint8_t stage, home;
 
-    if (engine_kinds(e, s->stage + i * PAGE_BYTES, 1, KINDS_FAST,
-                     &stage) < 0 ||
-        engine_kinds(e, page_addr(s->r, s->page + i), 1, KINDS_FAST,
-                     &home) < 0) {
-        return STAGED_UNKNOWN;
+    if (look_kinds(e, s->stage + i * PAGE_BYTES, 1, &stage) < 0 ||
+        look_kinds(e, page_addr(s->r, s->page + i), 1, &home) < 0) {
+        return WHERE_UNKNOWN;
     }
-    return is_populated(stage) && !is_populated(home) ? STAGED_YES : STAGED_NO;
+    return is_populated(stage) && !is_populated(home) ? WHERE_STAGED
+                                                      : WHERE_SETTLED;
+}
+
+static bool range_is_busy(KsmRegion *r, void *addr, size_t len)
+{
+    const KsmRegionOps *ops = r->ops;
+
+    return ops && ops->busy && ops->busy(r->opaque, addr, len);
+}
+
+/* @refused: why it cannot be moved.  Invariants 2 and 3. */
+static bool may_copy(KsmEngine *e, const Isolation *s, unsigned i,
+                     PutBack how, Where where, int refused)
+{
+    if (refused == -EFAULT) {
+        return true;    /* there is no memory that a device could write to */
+    }
+    if (where == WHERE_UNKNOWN &&
+        (!e->wp_async || (refused == -EINVAL && !s->kinds_known))) {
+        return false;
+    }
+    return how == BACK_ANY || s->waited_us >= PATIENCE_US ||
+           !range_is_busy(s->r, page_addr(s->r, s->page + i), PAGE_BYTES);
+}
+
+static BackTry back_copy(KsmEngine *e, const Isolation *s, unsigned i,
+                         Where where, int refused)
+{
+    size_t done = 0;
+    int ret = prim.uffd_copy(e->uffd, page_addr(s->r, s->page + i),
+                             s->stage + i * PAGE_BYTES, PAGE_BYTES, &done);
+
+    if (ret == 0) {
+        return TRY_DONE;
+    }
+    if (ret == -EFAULT && refused == -EFAULT) {
+        return TRY_POISONED;
+    }
+    if (ret == -EFAULT && where == WHERE_STAGED) {
+        return TRY_UNREADABLE;
+    }
+    return ret == -EEXIST && where == WHERE_UNKNOWN ? TRY_SETTLED : TRY_AGAIN;
+}
+
+/* Is the page's home no longer what was registered?  Invariant 5. */
+static bool is_displaced(KsmEngine *e, const Isolation *s, unsigned i)
+{
+    size_t done = 0;
+
+    return prim.uffd_copy(e->uffd, page_addr(s->r, s->page + i),
+                          e->merge.unreadable, PAGE_BYTES, &done) == -ENOENT;
+}
+
+static BackTry back_try(KsmEngine *e, const Isolation *s, unsigned i,
+                        PutBack how, unsigned tries)
+{
+    Where where = page_where(e, s, i);
+    size_t done = 0;
+    int ret;
+
+    if (where == WHERE_SETTLED) {
+        return TRY_DONE;
+    }
+    ret = prim.uffd_move(e->uffd, page_addr(s->r, s->page + i),
+                         s->stage + i * PAGE_BYTES, PAGE_BYTES, &done);
+    if (ret == 0) {
+        return TRY_DONE;
+    }
+    if (where == WHERE_UNKNOWN && (ret == -EEXIST || ret == -ENOENT)) {
+        return TRY_SETTLED;
+    }
+    if ((ret == -EINVAL || ret == -ENOENT) && is_displaced(e, s, i)) {
+        return TRY_DISPLACED;
+    }
+    if (tries < MOVE_TRIES && (ret == -EAGAIN || how == BACK_SAME)) {
+        return TRY_AGAIN;
+    }
+    return may_copy(e, s, i, how, where, ret)
+           ? back_copy(e, s, i, where, ret) : TRY_AGAIN;
+}
+
+/* The guest is told, by a signal, when it needs this page.  Invariant 4. */
+static void poison_home(KsmEngine *e, const Isolation *s, unsigned i)
+{
+    void *home = page_addr(s->r, s->page + i);
+
+    for (unsigned tries = 0; ; tries++) {
+        int ret = prim.uffd_poison(e->uffd, home, PAGE_BYTES);
+
+        if (ret == 0 || ret == -EEXIST || ret == -ENOENT) {
+            return;
+        }
+        /* or so: whoever reads it is told as well */
+        if (tries > 3 && prim.map(home, PAGE_BYTES, PROT_NONE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED |
+                                  MAP_NORESERVE, -1, 0)) {
+            return;
+        }
+        prim.pause(tries > 8 ? 1000 : 0);
+    }
+}
+
+/* It is told later, when nobody waits. */
+static void page_lost(KsmEngine *e, Isolation *s, unsigned i, BackTry why)
+{
+    bool displaced = why == TRY_DISPLACED;
+    size_t page = s->page + i;
+    KsmLost *lost = displaced ? &e->merge.displaced : &e->merge.poisoned;
+
+    if (!displaced) {
+        poison_home(e, s, i);
+        e->total.poisoned++;
+    }
+    lost->addr = lost->pages++ ? lost->addr : page_addr(s->r, page);
+    not_moved(e, s, i, 1, ACT_STAY);
+    region_leave(s->r, page, displaced ? PAGE_NEW : PAGE_SWAPPED);
+    page_mark(s->r, page, displaced);
+}
+
+static void lost_tell(KsmLost *lost, const char *what)
+{
+    if (lost->pages && !lost->told) {
+        lost->told = true;
+        g_warning("libksm: %" PRIu64 " page(s) at %p %s", lost->pages,
+                  lost->addr, what);
+    }
+}
+
+/* Comes back when page @i is at home, or given up; see above. */
+static void put_back_one(KsmEngine *e, Isolation *s, unsigned i, PutBack how)
+{
+    BackTry last = TRY_AGAIN;
+    unsigned sure = 0;
+
+    for (unsigned tries = 0; ; tries++) {
+        BackTry told = back_try(e, s, i, how, tries);
+
+        if (told == TRY_DONE) {
+            return;
+        }
+        sure = told == last ? sure + 1 : 1;
+        last = told;
+        if (told != TRY_AGAIN &&
+            sure >= (told == TRY_UNREADABLE ? UNREADABLE_SURE : SURE)) {
+            if (told != TRY_SETTLED) {
+                page_lost(e, s, i, told);
+            }
+            return;
+        }
+        if (tries > 2 * SURE) {
+            prim.pause(100);
+            s->waited_us += 100;
+        }
+    }
 }
 
 /*
  * Puts staged pages [i, i + n) of the span back, except holes and pages that
- * were not moved.  Comes back when it is done, see the top of merge.h.
- * @same: no copies, for a device may be writing to these very pages.
+ * were not moved.  Comes back when it is done.
  */
 static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n,
-                     bool same)
+                     PutBack how)
 {
-    bool move = !s->kinds_known || n == CHUNK_PAGES || same ||
+    bool move = !s->kinds_known || n == CHUNK_PAGES || how == BACK_SAME ||
                 is_moved_back(e, s, n);
     unsigned end = i + n, tries = 0, piece = n;
 
@@ -326,7 +563,6 @@ static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n,
         char *from = s->stage + i * PAGE_BYTES;
         unsigned k = staged_run(e, s, i, MIN(end, i + piece));
         size_t done = 0;
-        Staged staged;
         int ret;
 
         if (!k) {
@@ -339,29 +575,13 @@ static void put_back(KsmEngine *e, Isolation *s, unsigned i, unsigned n,
         if (ret == 0 || done) {
             tries = 0;
             piece = ret == 0 ? MIN(2 * piece, n) : piece;
+        } else if (ret == -EAGAIN && ++tries < MOVE_TRIES) {
             continue;
-        }
-        staged = page_staged(e, s, i);
-        if (staged == STAGED_NO ||
-            (staged == STAGED_UNKNOWN && (ret == -EEXIST || ret == -ENOENT))) {
-            /* moved back, though not counted; or never here */
-            i++;
-            tries = 0;
-            continue;
-        }
-        if (tries > 1000 && k == 1 && range_has_gap(to, PAGE_BYTES)) {
-            g_warning("libksm: registered memory was unmapped");
-            return;
-        }
-        /* several mappings, or not this way: smaller, or the other way */
-        if (k > 1 && (ret == -EINVAL || ret == -ENOENT)) {
+        } else if (k > 1) {
             piece = k / 2;
-        } else if (!move || (s->kinds_known && staged == STAGED_YES &&
-                             (!same || tries > SAME_TRIES))) {
-            move = !move;
-        }
-        if (++tries > 32) {
-            prim.pause(100);
+        } else {
+            put_back_one(e, s, i++, how);
+            tries = 0;
         }
     }
 }
@@ -474,8 +694,7 @@ static bool take_stock(KsmEngine *e, Isolation *s)
 
     for (unsigned tries = 0; tries < 4 && !s->kinds_known; tries++) {
         s->kinds_known = (!s->failed || look_home(e, s)) &&
-                         engine_kinds(e, s->stage, s->n, KINDS_FAST,
-                                      e->merge.kinds) == 0;
+                         look_kinds(e, s->stage, s->n, e->merge.kinds) == 0;
     }
     for (unsigned i = 0; i < s->n && s->kinds_known; i++) {
         uint8_t *act = &p->act[s->at + i];
@@ -493,6 +712,10 @@ static bool take_stock(KsmEngine *e, Isolation *s)
                 *act = ACT_STAY;
             }
         } else if (left) {
+            *act = ACT_KEEP;
+        } else if (!(e->merge.kinds[i] & PM_PRESENT) && *act != ACT_KEEP) {
+            /* swapped out, or poisoned: it is not read */
+            run_drop(e, s->at + i);
             *act = ACT_KEEP;
         }
     }
@@ -751,7 +974,7 @@ static void span_undo(KsmEngine *e, Isolation *s, PlanAct act)
 {
     KsmPlan *p = &e->plan;
 
-    put_back(e, s, 0, s->n, act == ACT_PINNED);
+    put_back(e, s, 0, s->n, act == ACT_PINNED ? BACK_SAME : BACK_ANY);
     for (unsigned i = 0; i < s->n; i++) {
         PlanAct was = p->act[s->at + i];
 
@@ -774,7 +997,7 @@ static void put_back_some(KsmEngine *e, Isolation *s, unsigned i, unsigned n)
     bool move = is_moved_back(e, s, n);
     uint64_t t = prim.cpu_ns();
 
-    put_back(e, s, i, n, false);
+    put_back(e, s, i, n, BACK_ANY);
     t = prim.cpu_ns() - t;
     if (move) {
         average(&m->back_ns, t - MIN(t, n * m->move_ns));
@@ -800,22 +1023,13 @@ static void put_back_rest(KsmEngine *e, Isolation *s)
     }
 }
 
-static bool span_is_busy(Isolation *s)
-{
-    const KsmRegionOps *ops = s->r->ops;
-
-    return ops && ops->busy &&
-           ops->busy(s->r->opaque, page_addr(s->r, s->page),
-                     s->n * PAGE_BYTES);
-}
-
 /* After isolation: verify and replace, or undo.  True: the busy op said no. */
 static bool span_replace(KsmEngine *e, Isolation *s)
 {
     unsigned runs;
     uint64_t t;
 
-    if (span_is_busy(s)) {
+    if (range_is_busy(s->r, page_addr(s->r, s->page), s->n * PAGE_BYTES)) {
         e->total.busy++;
         s->r->busy++;
         span_undo(e, s, ACT_PINNED);
@@ -923,6 +1137,10 @@ static unsigned span_merge(KsmEngine *e, Isolation *s)
     if (moved) {
         span_prefault(e, s);
     }
+    lost_tell(&e->merge.poisoned, "were lost: the memory they were in failed "
+              "while they were isolated; whoever needs them gets a SIGBUS");
+    lost_tell(&e->merge.displaced, "were dropped: their owner unmapped them, "
+              "or mapped something else there, before ksm_region_remove()");
     for (unsigned i = 0; i < s->n; i++) {
         if (!busy && e->plan.act[s->at + i] == ACT_PINNED) {
             e->total.pinned++;

@@ -33,11 +33,20 @@
 
 #include "region.h"
 
+/* Pages that could not be put back, see merge.c. */
+typedef struct KsmLost {
+    uint64_t pages;
+    void *addr;             /* of the first */
+    bool told;
+} KsmLost;
+
 typedef struct KsmMerge {
     char *map;              /* both staging areas with room to align */
     size_t map_len;
     char *small;            /* 2 MiB: for small pages */
     char *huge;             /* 2 MiB: for a huge page as a whole */
+    char *unreadable;       /* a page that nobody can read */
+    KsmLost poisoned, displaced;
     uint8_t kinds[CHUNK_PAGES];     /* PM_* of the staged pages */
     uint8_t home[CHUNK_PAGES];      /* ... and of where they belong */
     /* averages of CPU time */

@@ -31,6 +31,14 @@ struct move_arg {
 #define IOC_MOVE            _IOWR(UFFDIO, 0x05, struct move_arg)
 #define MOVE_DONTWAKE       1u
 
+/* Linux 6.6 */
+struct poison_arg {
+    uint64_t addr, len, mode;
+    int64_t updated;
+};
+#define IOC_POISON          _IOWR(UFFDIO, 0x08, struct poison_arg)
+#define POISON_DONTWAKE     1u
+
 /* Linux 6.7 */
 struct scan_arg {
     uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
@@ -278,6 +286,17 @@ static int real_uffd_copy(int fd, void *to, const void *from, size_t len,
     return ret;
 }
 
+static int real_uffd_poison(int fd, void *addr, size_t len)
+{
+    struct poison_arg arg = {
+        .addr = (uintptr_t)addr,
+        .len = len,
+        .mode = POISON_DONTWAKE,
+    };
+
+    return result(ioctl(fd, IOC_POISON, &arg));
+}
+
 static ssize_t real_pagemap(PmScan *scan)
 {
     struct scan_arg arg = {
@@ -387,6 +406,7 @@ static void real_pause(unsigned us)
     .uffd_protect = real_uffd_protect, \
     .uffd_move = real_uffd_move, \
     .uffd_copy = real_uffd_copy, \
+    .uffd_poison = real_uffd_poison, \
     .pagemap = real_pagemap, \
     .signals_block = real_signals_block, \
     .signals_restore = real_signals_restore, \

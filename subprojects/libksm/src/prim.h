@@ -116,6 +116,7 @@ typedef struct KsmPrim {
     int (*uffd_move)(int fd, void *to, void *from, size_t len, size_t *done);
     int (*uffd_copy)(int fd, void *to, const void *from, size_t len,
                      size_t *done);
+    int (*uffd_poison)(int fd, void *addr, size_t len);     /* Linux 6.6 */
     ssize_t (*pagemap)(PmScan *scan);   /* number of ranges */
     /* signals of this thread; these do not fail */
     void (*signals_block)(sigset_t *old);

@@ -1,0 +1,535 @@
+/*
+ * libksm tests: what may befall pages while they are staged
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The staging area then holds the only copy.  Calls fail again and again, in
+ * any combination; the page tables cannot be asked; the memory itself fails;
+ * the owner maps something else.  What is not touched by that must be back
+ * where it was, and soon.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "engine.h"
+#include "prim.h"
+#include "util.h"
+
+#define PAGES   1024u
+#define SEEDS   60u
+
+/* What befalls.  Chances are in percent. */
+static struct {
+    KsmEngine *e;
+    Mem *m;                 /* from whose pages on */
+    GRand *rand;
+    unsigned scan_fails, copy_fails, back_fails;
+    bool change;            /* some pages are written just before */
+    unsigned scans_left;    /* while staged; then the tables are silent */
+    bool staged;
+    void (*once)(char *stage, char *home);  /* when a span is staged */
+    void (*at_back)(void);  /* before the first page goes back */
+    unsigned copied;        /* pages put back so */
+    size_t stubborn;        /* this page is not moved back ... */
+    unsigned refuse;        /* ... so many times */
+    unsigned busy_for;      /* of these the device is busy */
+} h;
+
+static bool in_stage(const void *p)
+{
+    const char *stage = h.e->merge.small;
+
+    return (const char *)p >= stage &&
+           (const char *)p < stage + 2 * CHUNK_BYTES;
+}
+
+static bool in_mem(const void *p)
+{
+    return (const char *)p >= h.m->addr &&
+           (const char *)p < h.m->addr + h.m->pages * PAGE;
+}
+
+static bool chance(unsigned percent)
+{
+    return percent && (unsigned)g_rand_int_range(h.rand, 0, 100) < percent;
+}
+
+/* Pages 3 to 12 of each 20 turn out to have changed: they are put back. */
+static void change_some(const char *from, size_t len)
+{
+    size_t page = (from - h.m->addr) / PAGE;
+
+    for (size_t i = page; i < page + len / PAGE; i++) {
+        if (i % 20 >= 3 && i % 20 < 13) {
+            mem_write(h.m, i, i % 4096, i + 1);
+        }
+    }
+}
+
+static bool is_refused(const char *to, size_t len)
+{
+    const char *page = h.m->addr + h.stubborn * PAGE;
+
+    if (!h.refuse || page < to || page >= to + len) {
+        return false;
+    }
+    h.refuse--;
+    if (h.busy_for && --h.busy_for == 0) {
+        h.m->busy = false;
+    }
+    return true;
+}
+
+static void back_begins(void)
+{
+    if (h.at_back) {
+        void (*fn)(void) = h.at_back;
+
+        h.at_back = NULL;
+        fn();
+    }
+}
+
+static int move_back(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    static const int codes[] = { -EAGAIN, -EBUSY, -ENOMEM };
+
+    *done = 0;
+    back_begins();
+    if (is_refused(to, len)) {
+        return -EBUSY;
+    }
+    if (chance(h.back_fails)) {
+        return codes[g_rand_int_range(h.rand, 0, G_N_ELEMENTS(codes))];
+    }
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+static int h_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    int ret;
+
+    if (!in_mem(from)) {
+        return in_mem(to) ? move_back(fd, to, from, len, done)
+                          : prim_real.uffd_move(fd, to, from, len, done);
+    }
+    if (h.change) {
+        change_some(from, len);
+    }
+    ret = prim_real.uffd_move(fd, to, from, len, done);
+    h.staged = true;
+    if (h.once && *done) {
+        void (*fn)(char *, char *) = h.once;
+
+        h.once = NULL;
+        fn(to, from);
+    }
+    return ret;
+}
+
+static int h_copy(int fd, void *to, const void *from, size_t len, size_t *done)
+{
+    int ret;
+
+    *done = 0;
+    if (in_mem(to) && in_stage(from)) {
+        back_begins();
+        if (chance(h.copy_fails)) {
+            return chance(50) ? -ENOMEM : -EAGAIN;
+        }
+    }
+    ret = prim_real.uffd_copy(fd, to, from, len, done);
+    h.copied += *done / PAGE;
+    return ret;
+}
+
+static bool is_silent(void)
+{
+    if (h.staged && h.scans_left != G_MAXUINT) {
+        if (!h.scans_left) {
+            return true;
+        }
+        h.scans_left--;
+    }
+    return chance(h.scan_fails);
+}
+
+static ssize_t h_pagemap(PmScan *scan)
+{
+    return is_silent() ? -ENOMEM : prim_real.pagemap(scan);
+}
+
+static ssize_t h_read_at(int fd, void *buf, size_t len, off_t offset)
+{
+    return fd == h.e->pagemap && is_silent()
+           ? -ENOMEM : prim_real.read_at(fd, buf, len, offset);
+}
+
+static int h_wake(const UffdRange *range)
+{
+    h.staged = false;
+    return prim_real.uffd_wake(range);
+}
+
+static void h_pause(unsigned us)
+{
+}
+
+typedef struct Scene {
+    KsmEngine *e;
+    Mem *a, *b;
+    KsmRegion *ra, *rb;
+} Scene;
+
+/*
+ * Two areas with equal content, b in many mappings, as parts of it are after
+ * they were unmerged; from here on things befall b.
+ */
+static bool scene_start(Scene *s, MemPages kind)
+{
+    s->e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    if (!s->e) {
+        return false;
+    }
+    s->a = mem_new(PAGES, 0, MEM_SMALL);
+    s->b = mem_new(PAGES, 0, kind);
+    mem_fill_run(s->a, 0, PAGES, 1, 1);
+    mem_fill_run(s->b, 0, PAGES, 1, 1);
+    /* what is added last fills the pool, the other is compared with it */
+    s->rb = util_add(s->e, s->b, &mem_ops);
+    s->ra = util_add(s->e, s->a, &mem_ops);
+    memset(&h, 0, sizeof(h));
+    h.e = s->e;
+    h.m = s->b;
+    h.scans_left = G_MAXUINT;
+    h.rand = g_rand_new_with_seed(1);
+    prim.uffd_move = h_move;
+    prim.uffd_copy = h_copy;
+    prim.uffd_wake = h_wake;
+    prim.pagemap = h_pagemap;
+    prim.read_at = h_read_at;
+    prim.pause = h_pause;
+    return true;
+}
+
+static void split_mappings(Mem *m)
+{
+    for (size_t i = 0; i < m->pages; i += 7) {
+        g_assert(madvise(m->addr + i * PAGE, 3 * PAGE, MADV_DONTDUMP) == 0);
+    }
+}
+
+static void scene_end(Scene *s)
+{
+    prim = prim_real;
+    region_check(s->ra);
+    region_check(s->rb);
+    mem_check(s->a);
+    mem_check(s->b);
+    util_remove(s->ra);
+    util_remove(s->rb);
+    mem_check(s->a);
+    mem_check(s->b);
+    ksm_engine_free(s->e);
+    g_rand_free(h.rand);
+    mem_free(s->a);
+    mem_free(s->b);
+}
+
+/*
+ * Copies that fail by themselves, for their target is several mappings, beside
+ * scans, moves and copies that fail at random, many at a time.
+ */
+static void test_random(void)
+{
+    Scene s;
+
+    for (unsigned seed = 0; seed < SEEDS; seed++) {
+        if (!scene_start(&s, MEM_SMALL)) {
+            return;
+        }
+        split_mappings(s.b);
+        g_rand_set_seed(h.rand, seed);
+        h.change = true;
+        h.scan_fails = 20 + seed % 3 * 30;
+        h.copy_fails = seed % 5 * 20;
+        h.back_fails = seed % 4 * 25;
+        for (unsigned i = 0; i < 3; i++) {
+            util_passes(s.e, 2);
+            mem_check(s.b);
+        }
+        scene_end(&s);
+    }
+}
+
+/* The tables are silent as long as anything is staged, or soon after. */
+static void test_silent(gconstpointer data)
+{
+    unsigned scans = GPOINTER_TO_UINT(data);
+    Scene s;
+
+    for (unsigned seed = 0; seed < 12; seed++) {
+        if (!scene_start(&s, seed % 2 ? MEM_HUGE : MEM_SMALL)) {
+            return;
+        }
+        if (seed % 4 < 2) {
+            split_mappings(s.b);
+        }
+        g_rand_set_seed(h.rand, seed);
+        h.change = true;
+        h.back_fails = seed % 3 * 40;
+        h.copy_fails = seed % 3 * 40;
+        s.b->busy = seed % 5 == 4;
+        for (unsigned i = 0; i < 4; i++) {
+            h.scans_left = scans;
+            util_passes(s.e, 2);
+            mem_check(s.b);
+        }
+        h.scans_left = G_MAXUINT;
+        scene_end(&s);
+    }
+}
+
+/* The stubborn page's place in the staging area. */
+static char *bad_stage;
+
+static void stage_fails(void)
+{
+    /* as the kernel does when memory fails: the entry is a marker */
+    g_assert(madvise(bad_stage, PAGE, MADV_DONTNEED) == 0);
+    g_assert(prim_real.uffd_poison(h.e->uffd, bad_stage, PAGE) == 0);
+}
+
+static void note_stage(char *stage, char *home)
+{
+    bad_stage = stage + (h.m->addr + h.stubborn * PAGE - home);
+}
+
+static void fails_at_once(char *stage, char *home)
+{
+    note_stage(stage, home);
+    stage_fails();
+}
+
+static void fails_when_back(char *stage, char *home)
+{
+    note_stage(stage, home);
+    h.at_back = stage_fails;
+}
+
+static bool is_readable(const char *page)
+{
+    int fd[2];
+    bool readable;
+
+    g_assert(pipe(fd) == 0);
+    readable = write(fd[1], page, 1) == 1;
+    g_assert(readable || errno == EFAULT);
+    close(fd[0]);
+    close(fd[1]);
+    return readable;
+}
+
+typedef struct Poison {
+    size_t page;
+    bool busy;      /* everything goes back */
+    bool late;      /* it fails when putting back begins */
+    bool no_marker; /* and UFFDIO_POISON does not work */
+} Poison;
+
+static int h_no_poison(int fd, void *addr, size_t len)
+{
+    return -EINVAL;
+}
+
+/* One page's memory fails: it is poisoned at home, the others are back. */
+static void test_poison(gconstpointer data)
+{
+    const Poison *how = data;
+    Scene s;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    h.change = true;
+    h.stubborn = how->page;
+    h.once = how->late ? fails_when_back : fails_at_once;
+    s.b->busy = how->busy;
+    prim.uffd_poison = how->no_marker ? h_no_poison : prim_real.uffd_poison;
+    g_test_expect_message(NULL, G_LOG_LEVEL_WARNING, "*memory*failed*");
+    for (unsigned i = 0; i < 9 && !util_stats(s.e).poisoned; i++) {
+        util_passes(s.e, 1);
+    }
+    g_test_assert_expected_messages();
+    g_assert(util_stats(s.e).poisoned == 1);
+    /* never zeroes */
+    g_assert(!is_readable(s.b->addr + how->page * PAGE));
+    h.change = s.b->busy = false;
+    util_passes(s.e, 6);
+    g_assert(!is_readable(s.b->addr + how->page * PAGE));
+    /* the owner may do something about it */
+    g_assert(mmap(s.b->addr + how->page * PAGE, PAGE, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) !=
+             MAP_FAILED);
+    mem_gone(s.b, how->page, 1);
+    mem_check(s.b);
+    g_assert(util_stats(s.e).poisoned == 1);
+    scene_end(&s);
+}
+
+#define GONE_AT 43u     /* within what is to be put back */
+#define GONE_N  5u
+
+static void owner_maps_over(char *stage, char *home)
+{
+    char *at = h.m->addr + GONE_AT * PAGE;
+
+    g_assert(mmap(at, GONE_N * PAGE, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
+    at[0] = 'x';
+    h.m->shadow[GONE_AT * PAGE] = 'x';
+}
+
+static void owner_unmaps(char *stage, char *home)
+{
+    g_assert(munmap(h.m->addr + GONE_AT * PAGE, GONE_N * PAGE) == 0);
+}
+
+static void owner_protects(char *stage, char *home)
+{
+    g_assert(mprotect(h.m->addr + GONE_AT * PAGE, GONE_N * PAGE,
+                      PROT_READ) == 0);
+}
+
+/* The owner's mapping wins, and the pages behind it are put back. */
+static void displaced(void (*how)(char *, char *), bool busy)
+{
+    Scene s;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    h.change = true;
+    h.once = how;
+    s.b->busy = busy;
+    if (how != owner_protects) {
+        g_test_expect_message(NULL, G_LOG_LEVEL_WARNING, "*dropped*owner*");
+    }
+    while (h.once) {
+        util_passes(s.e, 1);
+    }
+    h.change = false;
+    if (how == owner_unmaps) {
+        char *at = h.m->addr + GONE_AT * PAGE;
+
+        g_assert(mmap(at, GONE_N * PAGE, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
+    } else if (how == owner_protects) {
+        g_assert(mprotect(h.m->addr + GONE_AT * PAGE, GONE_N * PAGE,
+                          PROT_READ | PROT_WRITE) == 0);
+    }
+    if (how != owner_protects) {
+        char first = s.b->shadow[GONE_AT * PAGE];
+
+        g_test_assert_expected_messages();
+        mem_gone(s.b, GONE_AT, GONE_N);
+        s.b->shadow[GONE_AT * PAGE] = how == owner_maps_over ? first : 0;
+    }
+    g_assert(util_stats(s.e).poisoned == 0);
+    mem_check(s.b);
+    s.b->busy = false;
+    util_passes(s.e, 4);
+    scene_end(&s);
+}
+
+static void test_displaced(gconstpointer data)
+{
+    void (*const how[])(char *, char *) = {
+        owner_maps_over, owner_unmaps, owner_protects,
+    };
+    unsigned i = GPOINTER_TO_UINT(data);
+
+    displaced(how[i], false);
+    displaced(how[i], true);
+}
+
+/*
+ * A device may be writing to what is staged: while it may, nothing is copied;
+ * once it has stopped, what cannot be moved is, one page alone.
+ */
+static void test_same(gconstpointer data)
+{
+    unsigned busy_for = GPOINTER_TO_UINT(data);
+    Scene s;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    s.b->busy = true;
+    h.stubborn = 100;
+    h.refuse = busy_for ? G_MAXUINT : 5000;
+    h.busy_for = busy_for;
+    util_passes(s.e, 3);
+    g_assert(util_stats(s.e).busy > 0);
+    g_assert(h.copied == (busy_for > 0));
+    mem_check(s.b);
+    h.refuse = 0;
+    s.b->busy = false;
+    scene_end(&s);
+}
+
+/* Neither ever ends: then the guest's own data is what counts. */
+static void test_patience(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    s.b->busy = true;
+    h.stubborn = 100;
+    h.refuse = G_MAXUINT;
+    util_passes(s.e, 3);
+    g_assert(h.copied > 0 && h.copied <= util_stats(s.e).busy);
+    mem_check(s.b);
+    h.refuse = 0;
+    s.b->busy = false;
+    scene_end(&s);
+}
+
+static const Poison poisons[] = {
+    { .page = 45 },                 /* to be put back */
+    { .page = 45, .late = true },
+    { .page = 38 },                 /* to be merged */
+    { .page = 45, .busy = true },
+    { .page = 45, .busy = true, .late = true },
+    { .page = 45, .no_marker = true },
+};
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/stage/random", test_random);
+    g_test_add_data_func("/stage/silent/never", GUINT_TO_POINTER(0),
+                         test_silent);
+    g_test_add_data_func("/stage/silent/soon", GUINT_TO_POINTER(2),
+                         test_silent);
+    for (unsigned i = 0; i < G_N_ELEMENTS(poisons); i++) {
+        g_autofree char *name = g_strdup_printf("/stage/poison/%u", i);
+
+        g_test_add_data_func(name, &poisons[i], test_poison);
+    }
+    g_test_add_data_func("/stage/displaced/mapped", GUINT_TO_POINTER(0),
+                         test_displaced);
+    g_test_add_data_func("/stage/displaced/unmapped", GUINT_TO_POINTER(1),
+                         test_displaced);
+    g_test_add_data_func("/stage/displaced/protected", GUINT_TO_POINTER(2),
+                         test_displaced);
+    g_test_add_data_func("/stage/same/moved", GUINT_TO_POINTER(0), test_same);
+    g_test_add_data_func("/stage/same/copied", GUINT_TO_POINTER(3000),
+                         test_same);
+    g_test_add_func("/stage/same/patience", test_patience);
+    return g_test_run();
+}
