@@ -15,14 +15,40 @@
  * Threads: an engine has one lock.  ksm_step() must be called by one thread
  * at a time; every other function may be called by any thread at any time,
  * and waits at most for one chunk (2 MiB) to be finished by ksm_step().
- * Region ops are called by the thread in ksm_step() with the lock held: they
- * must not call back into the engine, nor wait for a thread that does.
+ * ksm_unmerge() and ksm_region_remove() give the lock up between chunks, and
+ * while they wait for a device, so that others wait for a chunk at most.
+ * Region ops are called with the lock held: they must not call back into the
+ * engine, nor wait for a thread that does.
+ *
+ * Staged pages.  While a chunk is merged its pages are out of the address
+ * space, for some 100 us; a thread that touches them waits in a page fault.
+ * - Ops touch no memory of any region (not even by a system call), nor wait
+ *   for a lock or a thread that may: that thread may be waiting for them.
+ * - What the kernel cannot wait for fails: FUTEX_LOCK_PI, FUTEX_WAKE_OP and
+ *   robust lists on such a page (EFAULT), reading it through /proc/self/mem,
+ *   process_vm_readv() or ptrace().  Keep these out of regions.
+ * - The thread in a function of the engine must not be cancelled
+ *   (pthread_cancel()), nor leave it by longjmp().
+ * - fork() waits until nothing is staged.  Raw clone() and _Fork() do not:
+ *   their child finds holes where the pages were, and locks as they stood.
+ *   Threads and vfork() are fine.
+ * - Signals are blocked meanwhile, in that thread.
  *
  * Who else holds the page?  See "busy" in KsmRegionOps: memory that something
  * writes past the page tables without pinning it (direct I/O on NFS, 9p,
  * ceph, FUSE) must not be given to an engine without that op.  Pinned pages
- * are left alone by merging; but unmerging, where a merged page was copied on
- * write and then pinned, needs the op to report that too.
+ * are left alone by merging: the kernel tells.  It does not tell of a page that
+ * was merged, then copied on write, and then pinned (the mapping is one of a
+ * file, and nothing that can be asked of such a page knows pins; moving
+ * anonymous pages is what does).  So giving such memory back needs the op to
+ * report pins too; without the op the engine does so only when it is told to,
+ * by ksm_unmerge() and ksm_region_remove(), and nothing may be pinned then.
+ *
+ * Memory failures (machine checks).  A page that fails while it is staged is
+ * poisoned where it belongs: whoever touches it gets a SIGBUS, never zeroes.
+ * Pages of the pool that have failed are not read.  A guest's page that fails
+ * just as the engine reads it raises SIGBUS in the engine's thread, as in any
+ * other thread that reads it.
  */
 #ifndef LIBKSM_H
 #define LIBKSM_H
@@ -109,7 +135,8 @@ void ksm_engine_set_smart_scan(KsmEngine *engine, bool on);
 
 /*
  * What the owner of a region knows better than the engine.  Any op may be
- * NULL.  Called by the thread in ksm_step(), the engine's lock held.
+ * NULL.  Called by the thread in ksm_step() unless said otherwise, the
+ * engine's lock held; see "Staged pages" above for what they must not touch.
  */
 typedef struct KsmRegionOps {
     /*
@@ -120,12 +147,32 @@ typedef struct KsmRegionOps {
     bool (*dirty_sync)(void *opaque, size_t first_page, size_t n_pages,
                        unsigned long *bitmap);
     /*
-     * Is anything writing to this range past the page tables?  Asked after
-     * isolation: a mapping taken before is to be reported, one taken later
-     * blocks on the fault.  NULL means the owner promises that nothing does.
+     * May a device write to this range past the page tables, or has one been
+     * told where this memory is?  True for as long as
+     * - something may write to it by references that are no pins: from before
+     *   it looks the pages up until it has written the last;
+     * - pages of it may be pinned (VFIO, vDPA, registered buffers of io_uring,
+     *   O_DIRECT), be it for reading only: from before the first is pinned
+     *   until the last is released.  Merging need not know, but restoring.
+     * Asked at the moment of replacement, never before: after isolation when
+     * merging, after write-protection when restoring.  Who looks a page up for
+     * writing after that runs into a fault and waits; so what is reported from
+     * before its look-up on is never missed.  (A pin for reading does not
+     * fault on write-protected memory: another reason to report it first.)
+     * True, when merging: the very same pages are put back; the op is asked
+     * again, for one page, while such a page cannot be moved.  When restoring:
+     * what was copied on write stays where it is.  Memory that must stay for
+     * long (a device is attached) is reported here: "inhibited" is about
+     * merging, and does not keep ksm_unmerge() from giving memory back.
+     * Called by the threads in ksm_step(), ksm_unmerge() and
+     * ksm_region_remove().  NULL means the owner promises that nothing does.
      */
     bool (*busy)(void *opaque, void *addr, size_t len);
-    /* NULL where merging may go on; else a static text: why it may not. */
+    /*
+     * NULL where merging may go on; else a static text: why it may not.  Then
+     * the engine does not merge, nor restore by itself.  Asked before each
+     * chunk, and before what was copied on write is restored.
+     */
     const char *(*inhibited)(void *opaque);
     /*
      * After a merge: map the range again for whoever uses it (the second
@@ -135,7 +182,8 @@ typedef struct KsmRegionOps {
     /*
      * Re-apply attributes (DONTFORK, DONTDUMP, NUMA policy) on a range the
      * engine mapped anew.  NULL: those the range's VMA had when the region
-     * was added are applied, as far as /proc tells them.
+     * was added are applied, as far as /proc tells them.  Called by whichever
+     * thread is in the engine.
      */
     void (*mapped)(void *opaque, void *addr, size_t len);
 } KsmRegionOps;
@@ -160,7 +208,10 @@ typedef enum KsmRemove {
 /*
  * 0, or -errno: then the region stays, part of it unmerged, and the call can
  * be repeated.  -ENOMEM: out of memory; -EBUSY: the busy op says that a
- * device writes to a page that cannot be given back under it.
+ * device may hold pages that were copied on write: those stay in mappings of
+ * the pool, with their content, and the others were given back.  It is tried
+ * for some 20 ms.  No other call for the region may be under way when it is
+ * removed.
  */
 int ksm_region_remove(KsmRegion *region, KsmRemove how);
 
@@ -187,9 +238,11 @@ int ksm_discard(KsmRegion *region, size_t offset, size_t len);
 int ksm_free_hint(KsmRegion *region, size_t offset, size_t len);
 
 /*
- * ksm_unmerge: back to anonymous memory, content kept.  The range may be
- * merged again later.  0 or -errno, as ksm_region_remove().  Of a region
- * without a busy op, no device may be writing to the range meanwhile.
+ * ksm_unmerge: back to anonymous memory, content kept.  0 or -errno, as
+ * ksm_region_remove().  Nothing of the region is merged until the call
+ * returns; after that the range may be merged again, unless the inhibited op
+ * or ksm_engine_set_run() says otherwise.  Of a region without a busy op, no
+ * device may write to the range meanwhile, nor have pages of it pinned.
  */
 int ksm_unmerge(KsmRegion *region, size_t offset, size_t len);
 

@@ -660,7 +660,7 @@ int ksm_region_remove(KsmRegion *region, KsmRemove how)
 
     lock_take(&e->lock);
     if (ret == 0 && how == KSM_REMOVE_UNMERGE) {
-        ret = merge_restore(e, region, 0, region->n_pages);
+        ret = merge_unmerge(e, region, 0, region->n_pages);
         if (ret == 0) {
             dirty_pause(region);
         }
@@ -817,7 +817,7 @@ int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
 
     lock_take(&e->lock);
     if (range_pages(region, offset, len, &page, &n)) {
-        ret = merge_restore(e, region, page, n);
+        ret = merge_unmerge(e, region, page, n);
         if (ret == 0 && len == region->len) {
             dirty_pause(region);
         }

@@ -644,15 +644,22 @@ static unsigned map_runs(KsmEngine *e, Isolation *s)
 
 /*
  * Is the pool's content under a hash what the hash says?  If not, it changed
- * between hashing and copying, and nobody shall look for it there.
+ * between hashing and copying, or its memory has failed, and nobody shall look
+ * for it there.  Who maps it keeps it; the kernel tells them when they touch
+ * what has failed.
  */
 static bool slot_is_sound(KsmEngine *e, KsmRegion *r, uint32_t slot)
 {
-    uint64_t h = e->hash(pool_page(&e->pool, slot), e->seed);
+    const char *page = pool_content(&e->pool, slot);
+    uint64_t h = page ? e->hash(page, e->seed) : 0;
 
-    if (scan_fold(r, h) == e->pool.hash[slot] ||
-        scan_fold_again(r, h) == e->pool.hash[slot]) {
+    if (page && (scan_fold(r, h) == e->pool.hash[slot] ||
+                 scan_fold_again(r, h) == e->pool.hash[slot])) {
         return true;
+    }
+    /* a pattern is found by its first slot */
+    if (pool_pattern(&e->pool, slot)) {
+        slot = pool_pattern(&e->pool, slot)->first;
     }
     if (e->pool.users[slot] & SLOT_INDEXED) {
         index_remove(&e->index, e->pool.hash[slot], slot | PLACE_SLOT);
@@ -792,6 +799,13 @@ static void fill_slots(KsmEngine *e, Isolation *s)
     }
 }
 
+static bool is_in_slot(KsmEngine *e, const char *page, uint32_t slot)
+{
+    const char *content = pool_content(&e->pool, slot);
+
+    return content && !memcmp(page, content, PAGE_BYTES);
+}
+
 /*
  * Compares what was staged with what it shall become.  Returns the number of
  * pages that stand.
@@ -817,7 +831,7 @@ static unsigned verify(KsmEngine *e, Isolation *s)
             continue;
         }
         equal = p->act[at] == ACT_ZERO ? page_is_zero(page)
-              : !memcmp(page, pool_page(&e->pool, slot), PAGE_BYTES);
+                                       : is_in_slot(e, page, slot);
         if (equal) {
             good++;
             continue;
@@ -1165,6 +1179,7 @@ unsigned merge_plan(KsmEngine *e)
     unsigned merged = 0;
     sigset_t old;
 
+    pool_check_memory(&e->pool);
     prim.signals_block(&old);
     for (unsigned i = 0; i < p->n_spans; i++) {
         PlanSpan *span = &p->span[i];
@@ -1252,6 +1267,7 @@ static void unblock(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     while (prim.uffd_protect(&range, false) < 0 && ++tries < 1000) {
         prim.pause(100);
     }
+    tries = 0;
     while (prim.uffd_unregister(&range) < 0 && ++tries < 1000) {
         prim.pause(100);
     }
@@ -1289,13 +1305,13 @@ static bool kind_is_copied(uint8_t kind)
  */
 static int replace_clean(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 {
-    int ret = -EBUSY;
+    int ret = 0, failed = 0;
     unsigned k;
 
     if (engine_kinds(e, page_addr(r, page), n, KINDS_ALL,
                      e->merge.kinds) < 0) {
         unblock(e, r, page, n);
-        return ret;
+        return -EBUSY;
     }
     for (unsigned i = 0; i < n; i += k) {
         bool copied = kind_is_copied(e->merge.kinds[i]);
@@ -1306,18 +1322,39 @@ static int replace_clean(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
         }
         if (copied) {
             unblock(e, r, page + i, k);
+            ret = -EBUSY;
         } else {
-            replace_blocked(e, r, page + i, k);
+            int err = replace_blocked(e, r, page + i, k);
+
+            failed = err < 0 ? err : failed;
         }
     }
-    return ret;
+    return failed < 0 ? failed : ret;
+}
+
+typedef enum RestoreFor {
+    FOR_OWNER,      /* who asks for it, perhaps while merging is inhibited */
+    FOR_SCAN,       /* only where merging may go on */
+} RestoreFor;
+
+/*
+ * May a device hold pages of a range that is write-protected?  Asked now, for
+ * an answer from before is none.  Who wants to write to a page, or to pin it
+ * for writing, after it was protected waits for us; who did before is what the
+ * op has to report, see libksm.h.
+ */
+static bool restore_is_busy(KsmRegion *r, const UffdRange *range,
+                            RestoreFor whom)
+{
+    return range_is_busy(r, range->addr, range->len) ||
+           (whom == FOR_SCAN && region_inhibited(r));
 }
 
 /* A run that maps the pool, within a chunk. */
-static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
+                       RestoreFor whom)
 {
     UffdRange range = { e->uffd_wp, page_addr(r, page), n * PAGE_BYTES };
-    const KsmRegionOps *ops = r->ops;
     sigset_t old;
     int ret;
 
@@ -1333,8 +1370,7 @@ static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     ret = prim.uffd_protect(&range, true);
     if (ret < 0) {
         unblock(e, r, page, n);
-    } else if (ops && ops->busy &&
-               ops->busy(r->opaque, range.addr, range.len)) {
+    } else if (restore_is_busy(r, &range, whom)) {
         ret = replace_clean(e, r, page, n);
     } else {
         ret = replace_blocked(e, r, page, n);
@@ -1346,7 +1382,8 @@ static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     return ret;
 }
 
-static int restore_once(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+static int restore_once(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
+                        RestoreFor whom)
 {
     size_t end = page + n, k;
     int ret = 0, busy = 0;
@@ -1360,7 +1397,7 @@ static int restore_once(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
             k++;
         }
         if (mapped) {
-            ret = restore_run(e, r, i, k);
+            ret = restore_run(e, r, i, k, whom);
             busy = ret == -EBUSY ? ret : busy;
             ret = ret == -EBUSY ? 0 : ret;
             region_count_runs(r, i / CHUNK_PAGES);
@@ -1375,12 +1412,58 @@ static int restore_once(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 
 int merge_restore(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 {
-    int ret = restore_once(e, r, page, n);
+    return restore_once(e, r, page, n, FOR_SCAN);
+}
 
+/* Passes over chunks that map nothing, not too many.  The next page to do. */
+static size_t skip_unmapped(const KsmRegion *r, size_t page)
+{
+    size_t chunk = page / CHUNK_PAGES;
+    size_t last = MIN(chunk + SKIP_CHUNKS, r->n_chunks);
+
+    while (chunk < last && !r->chunk[chunk].mapped) {
+        chunk++;
+    }
+    return MAX(page, chunk * CHUNK_PAGES);
+}
+
+/* One try, chunk by chunk; in between others may have the lock. */
+static int unmerge_once(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+{
+    size_t end = page + n, stop;
+    int ret = 0, busy = 0;
+
+    for (size_t i = page; i < end && ret == 0; i = stop) {
+        i = MIN(skip_unmapped(r, i), end);
+        stop = MIN((i / CHUNK_PAGES + 1) * CHUNK_PAGES, end);
+        if (i < end && r->chunk[i / CHUNK_PAGES].mapped) {
+            ret = restore_once(e, r, i, stop - i, FOR_OWNER);
+        } else {
+            stop = i;   /* there was much to pass over */
+        }
+        busy = ret == -EBUSY ? ret : busy;
+        ret = ret == -EBUSY ? 0 : ret;
+        if (stop < end) {
+            lock_release(&e->lock);
+            lock_take(&e->lock);
+        }
+    }
+    return ret < 0 ? ret : busy;
+}
+
+int merge_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+{
+    int ret;
+
+    r->unmerging++;
+    ret = unmerge_once(e, r, page, n);
     /* what a device does to a page mostly takes little time */
     for (unsigned tries = 0; ret == -EBUSY && tries < BUSY_TRIES; tries++) {
+        lock_release(&e->lock);
         prim.pause(1000);
-        ret = restore_once(e, r, page, n);
+        lock_take(&e->lock);
+        ret = unmerge_once(e, r, page, n);
     }
+    r->unmerging--;
     return ret;
 }

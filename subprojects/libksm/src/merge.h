@@ -69,10 +69,18 @@ void merge_free(KsmEngine *e);
 unsigned merge_plan(KsmEngine *e);
 
 /*
- * Back to anonymous memory with its content: pages [page, page + n). 0 or
- * -errno; what was done stays done.  -EBUSY: a device writes to a page that
- * was copied on write.
+ * Back to anonymous memory with its content: pages [page, page + n), for scan,
+ * where merging may go on.  0 or -errno; what was done stays done.  -EBUSY: a
+ * device may be writing to a page that was copied on write: in a later pass.
  */
 int merge_restore(KsmEngine *e, KsmRegion *r, size_t page, size_t n);
+
+/*
+ * The same for the owner, whatever inhibits merging; a busy device is waited
+ * for a while.  The lock is held by the caller and given up between chunks,
+ * and while it waits.  Nothing of the region is merged before this returns
+ * (KsmRegion.unmerging), the lock held.
+ */
+int merge_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n);
 
 #endif

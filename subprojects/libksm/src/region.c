@@ -160,7 +160,8 @@ int region_map_anonymous(KsmRegion *r, size_t page, size_t n)
 
 const char *region_inhibited(KsmRegion *r)
 {
-    r->inhibited = r->ops && r->ops->inhibited ? r->ops->inhibited(r->opaque)
+    r->inhibited = r->unmerging ? "its memory is being unmerged"
+                 : r->ops && r->ops->inhibited ? r->ops->inhibited(r->opaque)
                                                : NULL;
     return r->inhibited;
 }

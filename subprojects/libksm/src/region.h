@@ -89,6 +89,7 @@ struct KsmRegion {
     bool leaving;           /* being removed: not to be merged any more */
     bool tracking;          /* registered for async write-protect */
     const char *inhibited;  /* what the op said last */
+    unsigned unmerging;     /* calls that unmerge it: nothing is merged */
     /* attributes to give to what is mapped anew */
     int map_flags;          /* MAP_NORESERVE, if the memory has it */
     bool seen_flags;        /* of the first mapping */

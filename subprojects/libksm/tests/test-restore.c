@@ -1,0 +1,252 @@
+/*
+ * libksm tests: merged memory becomes anonymous again
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * A device may come at any moment; it is asked about when its writes are
+ * blocked, not before.  And nobody who wants the engine's lock waits for it.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "engine.h"
+#include "prim.h"
+#include "util.h"
+
+#define PAGES   1024u
+#define BROKEN  128u    /* pages of a chunk that are copied on write */
+
+static struct {
+    KsmEngine *e;
+    Mem *m;
+    KsmRegion *r;
+    const char *inhibited;      /* from the next write-protection on */
+    bool busy;                  /* ... and so is this */
+    unsigned remaps, pauses;
+    unsigned busy_pauses;       /* after so many pauses it is no longer busy */
+    bool step;                  /* merging goes on in the pauses */
+} h;
+
+static bool lock_is_free(KsmEngine *e)
+{
+    return e->lock.next == e->lock.serving;
+}
+
+/* A device is plugged in. */
+static int h_protect(const UffdRange *range, bool on)
+{
+    int ret = prim_real.uffd_protect(range, on);
+
+    if (on) {
+        h.m->inhibited = h.inhibited;
+        h.m->busy |= h.busy;
+    }
+    return ret;
+}
+
+static int h_remap(void *from, size_t len, void *to)
+{
+    h.remaps++;
+    return prim_real.remap(from, len, to);
+}
+
+/* Nobody sleeps with the lock: others get what they ask for. */
+static void h_pause(unsigned us)
+{
+    KsmStats s;
+
+    g_assert(lock_is_free(h.e));
+    ksm_region_get_stats(h.r, &s);
+    if (++h.pauses == h.busy_pauses) {
+        h.m->busy = false;
+    }
+    for (unsigned i = 0; h.step && i < 30; i++) {
+        uint64_t merged = h.r->count[PAGE_MERGED];
+
+        ksm_rescan(h.e);
+        ksm_step(h.e, 1000000000);
+        g_assert(h.r->count[PAGE_MERGED] <= merged);
+    }
+}
+
+typedef struct Scene {
+    KsmEngine *e;
+    Mem *a, *b;
+    KsmRegion *ra, *rb;
+} Scene;
+
+/* Merged, and then part of a written. */
+static bool scene_start(Scene *s)
+{
+    s->e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    if (!s->e) {
+        return false;
+    }
+    if (s->e->uffd_wp < 0) {
+        g_test_skip("no write-protection of shared memory by userfaultfd "
+                    "(Linux 5.19): memory is not restored");
+        ksm_engine_free(s->e);
+        return false;
+    }
+    s->a = mem_new(PAGES, 0, MEM_SMALL);
+    s->b = mem_new(PAGES, 0, MEM_SMALL);
+    mem_fill_run(s->a, 0, PAGES, 1, 1);
+    mem_fill_run(s->b, 0, PAGES, 1, 1);
+    s->ra = util_add(s->e, s->a, &mem_ops);
+    s->rb = util_add(s->e, s->b, &mem_ops);
+    util_passes(s->e, 4);
+    g_assert(util_stats(s->e).pages_sharing == PAGES);
+    mem_fill_run(s->a, 100, BROKEN, 10000, 1);
+    memset(&h, 0, sizeof(h));
+    h.e = s->e;
+    h.m = s->a;
+    h.r = s->ra;
+    prim.uffd_protect = h_protect;
+    prim.remap = h_remap;
+    prim.pause = h_pause;
+    return true;
+}
+
+static void scene_end(Scene *s)
+{
+    prim = prim_real;
+    s->a->busy = s->b->busy = false;
+    region_check(s->ra);
+    region_check(s->rb);
+    mem_check(s->a);
+    mem_check(s->b);
+    util_remove(s->ra);
+    util_remove(s->rb);
+    mem_check(s->a);
+    mem_check(s->b);
+    ksm_engine_free(s->e);
+    mem_free(s->a);
+    mem_free(s->b);
+}
+
+/* Until scan restores, or has had many occasions to. */
+static void passes(Scene *s)
+{
+    for (unsigned i = 0; i < 12 && !h.remaps; i++) {
+        util_passes(s->e, 1);
+    }
+}
+
+/*
+ * Scan found that it may, and just then a device is told where memory is:
+ * pages that were copied stay where they are.
+ */
+static void test_scan(gconstpointer data)
+{
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    h.busy = GPOINTER_TO_INT(data);
+    h.inhibited = h.busy ? NULL : "a device";
+    passes(&s);
+    g_assert(s.a->busy == h.busy && s.a->inhibited == h.inhibited);
+    g_assert(h.remaps == 0);
+    g_assert(mem_anonymous(s.a, 100, BROKEN) == BROKEN);
+    mem_check(s.a);
+    /* it is gone again */
+    h.busy = s.a->busy = false;
+    h.inhibited = s.a->inhibited = NULL;
+    passes(&s);
+    g_assert(h.remaps > 0);
+    mem_check(s.a);
+    scene_end(&s);
+}
+
+/* A device that goes on for ever: the owner is told, and nobody else waits. */
+static void test_unmerge_busy(void)
+{
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    s.a->busy = true;
+    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == -EBUSY);
+    g_assert(h.pauses > 0 && h.pauses < 100);
+    /* of what may be written to nothing was replaced; of the rest all was */
+    g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == BROKEN);
+    mem_check(s.a);
+    g_assert(ksm_region_remove(s.ra, KSM_REMOVE_UNMERGE) == -EBUSY);
+    mem_check(s.a);
+    scene_end(&s);
+}
+
+/* What is unmerged stays so, even if merging goes on meanwhile. */
+static void test_unmerge_step(void)
+{
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    s.a->busy = true;
+    h.busy_pauses = 5;
+    h.step = true;
+    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
+    g_assert(h.pauses == 5);
+    g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == 0);
+    mem_check(s.a);
+    /* and afterwards it may be merged again */
+    prim.pause = prim_real.pause;
+    for (unsigned i = 0; i < 20 && !s.ra->count[PAGE_MERGED]; i++) {
+        util_passes(s.e, 1);
+    }
+    g_assert(s.ra->count[PAGE_MERGED]);
+    scene_end(&s);
+}
+
+/* Inhibited, as it is when the owner unmerges: that is no reason not to. */
+static void test_unmerge_inhibited(void)
+{
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    s.a->inhibited = h.inhibited = "run is off";
+    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
+    g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == 0);
+    g_assert(mem_anonymous(s.a, 0, PAGES) == PAGES);
+    scene_end(&s);
+}
+
+/* The lock is given up between chunks. */
+static void test_unmerge_turns(void)
+{
+    uint64_t turns;
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    turns = s.e->lock.next;
+    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
+    g_assert(s.e->lock.next - turns >= PAGES * PAGE / CHUNK);
+    turns = s.e->lock.next;
+    g_assert(ksm_region_remove(s.rb, KSM_REMOVE_UNMERGE) == 0);
+    g_assert(s.e->lock.next - turns >= PAGES * PAGE / CHUNK);
+    s.rb = util_add(s.e, s.b, &mem_ops);
+    scene_end(&s);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_data_func("/restore/scan/inhibited", GINT_TO_POINTER(false),
+                         test_scan);
+    g_test_add_data_func("/restore/scan/busy", GINT_TO_POINTER(true),
+                         test_scan);
+    g_test_add_func("/restore/unmerge/busy", test_unmerge_busy);
+    g_test_add_func("/restore/unmerge/step", test_unmerge_step);
+    g_test_add_func("/restore/unmerge/inhibited", test_unmerge_inhibited);
+    g_test_add_func("/restore/unmerge/turns", test_unmerge_turns);
+    return g_test_run();
+}
