@@ -83,6 +83,11 @@ typedef struct KsmPool {
     SlotList kept_slots, kept_blocks;   /* a child may map it */
     SlotList gone_slots, gone_blocks;   /* to be punched, in time */
     char *piece;            /* buffer: part of a pattern */
+    /* memory that has failed: see pool_check_memory() */
+    bool careful;           /* the view is not to be trusted */
+    uint64_t failed;        /* of the machine's memory, when first looked */
+    uint64_t looked;        /* ns; 0: never */
+    char content[4096];     /* of the slot looked at last, while careful */
     unsigned max_sharing;
     uint64_t shared;        /* slots with users */
     uint64_t sharing;       /* users of all slots */
@@ -123,6 +128,24 @@ int pool_fill(KsmPool *p, uint32_t slot, const void *pages, unsigned n);
 static inline const char *pool_page(const KsmPool *p, uint32_t slot)
 {
     return p->view + ((size_t)slot << 12);
+}
+
+/*
+ * Has memory of this machine failed since it was first asked?  Then slots are
+ * not read through the view any more: a page of it may have failed, and who
+ * touches that gets a SIGBUS.  Cheap: looks at most once a second.
+ */
+void pool_check_memory(KsmPool *p);
+
+const char *pool_content_read(KsmPool *p, uint32_t slot);
+
+/*
+ * The content of a slot, until this is called again; NULL: it cannot be read,
+ * for its memory has failed.
+ */
+static inline const char *pool_content(KsmPool *p, uint32_t slot)
+{
+    return p->careful ? pool_content_read(p, slot) : pool_page(p, slot);
 }
 
 static inline unsigned pool_users(const KsmPool *p, uint32_t slot)

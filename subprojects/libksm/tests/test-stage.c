@@ -9,6 +9,7 @@
  * where it was, and soon.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -499,6 +500,102 @@ static void test_patience(void)
     scene_end(&s);
 }
 
+/* Memory of the machine fails: of these slots of the pool. */
+static uint32_t bad_slot[64];
+static unsigned n_bad;
+static bool memory_failed;
+static unsigned failed_reads;
+
+static int p_open_read(const char *path)
+{
+    int fd;
+
+    if (strcmp(path, "/proc/meminfo")) {
+        return prim_real.open_read(path);
+    }
+    fd = memfd_create("meminfo", MFD_CLOEXEC);
+    g_assert(fd >= 0);
+    g_assert(dprintf(fd, "MemTotal: 1 kB\nHardwareCorrupted:     %u kB\n",
+                     memory_failed ? 8 : 4) > 0);
+    g_assert(lseek(fd, 0, SEEK_SET) == 0);
+    return fd;
+}
+
+static ssize_t p_read_at(int fd, void *buf, size_t len, off_t offset)
+{
+    for (unsigned i = 0; i < n_bad && fd == h.e->pool.map_fd; i++) {
+        if (offset == (off_t)bad_slot[i] * (off_t)PAGE) {
+            failed_reads++;
+            return -EIO;
+        }
+    }
+    return prim_real.read_at(fd, buf, len, offset);
+}
+
+static uint64_t p_now(void)
+{
+    return prim_real.now_ns() + (memory_failed ? 2000000000 : 0);
+}
+
+/* As with failed memory, who touches the page in the view gets a signal. */
+static void slot_fails(uint32_t slot)
+{
+    g_assert(mprotect(h.e->pool.view + slot * PAGE, PAGE, PROT_NONE) == 0);
+    bad_slot[n_bad++] = slot;
+    memory_failed = true;
+}
+
+#define BAD_AT  10u
+#define BAD_N   5u
+#define SAME_AT 600u    /* pages with one content, from there on */
+
+/* Nobody reads it, nobody more maps it; all the rest goes on. */
+static void test_pool(void)
+{
+    KsmRegion *r;
+    uint32_t slot;
+    Scene s;
+    Mem *m;
+
+    memory_failed = false;
+    n_bad = failed_reads = 0;
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    prim.open_read = p_open_read;
+    prim.read_at = p_read_at;
+    prim.now_ns = p_now;
+    mem_fill_run(s.b, SAME_AT, PAGES - SAME_AT, 77777, 0);
+    util_passes(s.e, 4);
+    g_assert(util_stats(s.e).pages_sharing > SAME_AT);
+    for (unsigned i = 0; i < BAD_N; i++) {
+        slot_fails(s.rb->tag[BAD_AT + i]);
+    }
+    slot = s.rb->tag[SAME_AT + 1];
+    slot_fails(pool_pattern(&s.e->pool, slot)->first);
+    m = mem_new(PAGES, 0, MEM_SMALL);
+    mem_fill_run(m, 0, SAME_AT, 1, 1);
+    mem_fill_run(m, SAME_AT, PAGES - SAME_AT, 77777, 0);
+    r = util_add(s.e, m, NULL);
+    util_passes(s.e, 12);
+    g_assert(s.e->pool.careful && failed_reads > 0);
+    mem_check(m);
+    g_assert(mem_anonymous(m, 0, SAME_AT) == BAD_N);
+    for (unsigned i = 0; i < PAGES; i++) {
+        for (unsigned k = 0; k < n_bad; k++) {
+            g_assert(page_state(r, i) != PAGE_MERGED ||
+                     r->tag[i] != bad_slot[k]);
+        }
+    }
+    /* it was not given up on: there is another copy of that content */
+    g_assert(mem_anonymous(m, SAME_AT, PAGES - SAME_AT) <
+             (PAGES - SAME_AT) / 2);
+    util_remove(r);
+    mem_check(m);
+    mem_free(m);
+    scene_end(&s);
+}
+
 static const Poison poisons[] = {
     { .page = 45 },                 /* to be put back */
     { .page = 45, .late = true },
@@ -531,5 +628,6 @@ int main(int argc, char **argv)
     g_test_add_data_func("/stage/same/copied", GUINT_TO_POINTER(3000),
                          test_same);
     g_test_add_func("/stage/same/patience", test_patience);
+    g_test_add_func("/stage/pool", test_pool);
     return g_test_run();
 }
