@@ -308,7 +308,7 @@ typedef struct KsmStats {
     uint64_t cow_broken;        /* merged pages written since */
     uint64_t free_hinted;       /* pages */
     uint64_t huge_split;        /* huge pages broken up to merge */
-    /* pages lost because their memory failed in our hands; of the engine */
+    /* pages found to be lost, for their memory had failed; of the engine */
     uint64_t poisoned;
     uint64_t isolations;
     uint64_t scan_time;         /* ns of CPU */

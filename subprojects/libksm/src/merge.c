@@ -356,6 +356,8 @@ static bool is_moved_back(const KsmEngine *e, const Isolation *s, unsigned n)
  *    registered: a copy from an address where nothing can be read tells that,
  *    and does nothing else.  What the owner has put there stays.
  * 6. What is given up ends that page; the others are put back all the same.
+ * 7. Only where the kernel has memory for no way at all (a move needs none) is
+ *    it tried for ever.
  */
 #define SURE            16u     /* times that an answer must be the same */
 #define UNREADABLE_SURE 1000u   /* ... where only a copy says so: 100 ms */
@@ -1223,21 +1225,64 @@ static int copy_in_place(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     return 0;
 }
 
+/* One page; where it cannot be read, the copy is poisoned like it. */
+static int copy_careful_page(KsmEngine *e, char *to, const char *from)
+{
+    size_t done = 0;
+    int ret = -EAGAIN;
+
+    for (unsigned tries = 0; tries < SURE && ret < 0; tries++) {
+        ret = prim.uffd_copy(e->uffd, to, from, PAGE_BYTES, &done);
+    }
+    if (ret != -EFAULT) {
+        return ret;
+    }
+    e->total.poisoned++;
+    return prim.uffd_poison(e->uffd, to, PAGE_BYTES);
+}
+
+/*
+ * Where memory has failed: reading it here would raise SIGBUS; the kernel's
+ * copy is told of it by an error.
+ */
+static int copy_careful(KsmEngine *e, char *copy, const char *from, size_t len)
+{
+    UffdRange range = { e->uffd, copy, len };
+    int ret = prim.uffd_register(&range, UFFD_MISSING);
+
+    for (size_t i = 0; i < len && ret == 0; i += PAGE_BYTES) {
+        ret = copy_careful_page(e, copy + i, from + i);
+    }
+    return ret < 0 ? ret : prim.uffd_unregister(&range);
+}
+
+static int copy_plainly(char *copy, const char *from, size_t len)
+{
+    int ret = prim.advise(copy, len, MADV_POPULATE_WRITE);
+
+    if (ret == 0) {
+        KSM_TSAN_IGNORE_BEGIN();
+        memcpy(copy, from, len);
+        KSM_TSAN_IGNORE_END();
+    }
+    return ret;
+}
+
 /* A private copy of a range whose writers are blocked. */
-static void *copy_aside(KsmRegion *r, size_t page, size_t len)
+static void *copy_aside(KsmEngine *e, KsmRegion *r, size_t page, size_t len)
 {
     void *copy = stage_map(NULL, len, 0);
+    int ret;
 
     if (!copy) {
         return NULL;
     }
-    if (prim.advise(copy, len, MADV_POPULATE_WRITE) < 0) {
+    ret = e->pool.careful ? copy_careful(e, copy, page_addr(r, page), len)
+                          : copy_plainly(copy, page_addr(r, page), len);
+    if (ret < 0) {
         prim.unmap(copy, len);
         return NULL;
     }
-    KSM_TSAN_IGNORE_BEGIN();
-    memcpy(copy, page_addr(r, page), len);
-    KSM_TSAN_IGNORE_END();
     return copy;
 }
 
@@ -1277,7 +1322,7 @@ static void unblock(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 static int replace_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 {
     size_t len = n * PAGE_BYTES;
-    void *copy = copy_aside(r, page, len);
+    void *copy = copy_aside(e, r, page, len);
     int ret = copy ? copy_over(copy, page_addr(r, page), len) : -ENOMEM;
 
     if (ret < 0) {
@@ -1362,6 +1407,7 @@ static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
         /* the content gets its own copy; the mapping stays */
         return copy_in_place(e, r, page, n);
     }
+    pool_check_memory(&e->pool);
     ret = prim.uffd_register(&range, UFFD_PROTECT);
     if (ret < 0) {
         return ret;

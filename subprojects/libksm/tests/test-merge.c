@@ -520,6 +520,93 @@ static void test_unmerge(void)
     pair_end(&p);
 }
 
+/* Of which pages does the kernel have to note the next write? */
+static int wp_scan(int pagemap, char *addr, size_t len, bool protect,
+                   PmRange *found, size_t n)
+{
+    PmScan scan = {
+        .fd = pagemap,
+        .start = (uintptr_t)addr,
+        .end = (uintptr_t)addr + len,
+        .all = protect ? 0 : PM_WRITTEN | PM_PRESENT,
+        .any = PM_PRESENT,
+        .tell = PM_PRESENT,
+        .protect = protect,
+        .vec = found,
+        .vec_len = n,
+    };
+
+    return prim_real.pagemap(&scan);
+}
+
+static KsmEngine *wp_engine;
+static unsigned wp_kept;
+
+/* As kernels will do it that keep write-protection when pages move. */
+static int wp_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    size_t n = len / PAGE_BYTES;
+    g_autofree PmRange *found = g_new0(PmRange, n);
+    g_autofree bool *written = g_new0(bool, n);
+    int got = wp_scan(wp_engine->pagemap, from, len, false, found, n);
+    int ret;
+
+    for (int i = 0; i < got; i++) {
+        for (uint64_t at = found[i].start; at < found[i].end; at += PAGE) {
+            written[(at - (uintptr_t)from) / PAGE] = true;
+        }
+    }
+    ret = prim_real.uffd_move(fd, to, from, len, done);
+    for (size_t i = 0; got >= 0 && i < *done / PAGE; i++) {
+        /* where nobody asked for it, the kernel does not either */
+        wp_kept += !written[i] &&
+                   wp_scan(wp_engine->pagemap, (char *)to + i * PAGE, PAGE,
+                           true, found, 1) >= 0;
+    }
+    return ret;
+}
+
+/*
+ * Up to Linux 7.2 a page that was moved is not write-protected any more, and
+ * thus counts as written; later it will stay so.  Either way no write is
+ * missed: what was written last is what is merged.
+ */
+static void test_wp_kept(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_AUTO, &mem_ops, MEM_SMALL)) {
+        return;
+    }
+    wp_engine = p.e;
+    wp_kept = 0;
+    if (!p.e->wp_async) {
+        g_test_skip("UFFD_FEATURE_WP_ASYNC is Linux 6.7");
+        pair_end(&p);
+        return;
+    }
+    prim.uffd_move = wp_move;
+    p.a->busy = p.b->busy = true;
+    util_passes(p.e, 6);
+    g_assert(wp_kept > 0);
+    mem_check(p.a);
+    mem_check(p.b);
+    mem_fill_run(p.b, 300, 100, 90000, 1);
+    p.a->busy = p.b->busy = false;
+    ksm_rescan(p.e);
+    util_passes(p.e, 10);
+    g_assert(util_stats(p.e).pages_sharing == 1024 - 100);
+    mem_check(p.b);
+    mem_fill_run(p.b, 300, 100, 301, 1);
+    for (unsigned i = 0; i < 40; i++) {
+        util_passes(p.e, 1);
+    }
+    mem_check(p.b);
+    g_assert(util_stats(p.e).pages_sharing == 1024);
+    prim.uffd_move = prim_real.uffd_move;
+    pair_end(&p);
+}
+
 /* Pages of another node are not merged with ours. */
 static void test_nodes(void)
 {
@@ -664,6 +751,7 @@ int main(int argc, char **argv)
     g_test_add_func("/merge/huge", test_huge);
     g_test_add_func("/merge/busy", test_busy);
     g_test_add_func("/merge/unmerge", test_unmerge);
+    g_test_add_func("/merge/wp-kept", test_wp_kept);
     g_test_add_data_func("/run/zero-vm", GINT_TO_POINTER(KSM_SCOPE_VM),
                          test_zero);
     g_test_add_data_func("/run/zero-only", GINT_TO_POINTER(KSM_SCOPE_ZERO),

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "engine.h"
 #include "prim.h"
@@ -237,6 +238,52 @@ static void test_unmerge_turns(void)
     scene_end(&s);
 }
 
+/* As when a page of the pool fails: mapped, and SIGBUS is what it gives. */
+static void page_fails(Scene *s, size_t page)
+{
+    UffdRange range = { s->e->uffd_wp, s->a->addr + page * PAGE, PAGE };
+
+    g_assert(prim_real.uffd_register(&range, UFFD_PROTECT) == 0);
+    g_assert(madvise(range.addr, PAGE, MADV_DONTNEED) == 0);
+    g_assert(prim_real.uffd_poison(range.fd, range.addr, PAGE) == 0);
+    g_assert(prim_real.uffd_unregister(&range) == 0);
+}
+
+static bool is_readable(const char *page)
+{
+    int fd[2];
+    bool readable;
+
+    g_assert(pipe(fd) == 0);
+    readable = write(fd[1], page, 1) == 1;
+    close(fd[0]);
+    close(fd[1]);
+    return readable;
+}
+
+/* Unmerging does not read what has failed, and does not make it zeroes. */
+static void test_unmerge_failed(void)
+{
+    const size_t bad = 700;
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    page_fails(&s, bad);
+    g_assert(!is_readable(s.a->addr + bad * PAGE));
+    s.e->pool.careful = true;   /* as pool_check_memory() has it */
+    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
+    g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == 0);
+    g_assert(!is_readable(s.a->addr + bad * PAGE));
+    g_assert(util_stats(s.e).poisoned == 1);
+    util_passes(s.e, 6);
+    g_assert(!is_readable(s.a->addr + bad * PAGE));
+    g_assert(ksm_discard(s.ra, bad * PAGE, PAGE) == 0);
+    mem_gone(s.a, bad, 1);
+    scene_end(&s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -248,5 +295,6 @@ int main(int argc, char **argv)
     g_test_add_func("/restore/unmerge/step", test_unmerge_step);
     g_test_add_func("/restore/unmerge/inhibited", test_unmerge_inhibited);
     g_test_add_func("/restore/unmerge/turns", test_unmerge_turns);
+    g_test_add_func("/restore/unmerge/failed", test_unmerge_failed);
     return g_test_run();
 }
