@@ -37,8 +37,9 @@
 #define LINE_SLOTS      4096u   /* that a FreeLine tells of */
 #define SEARCH_LINES    256u    /* looked at for a free run */
 
-typedef enum SlotMark { MARK_TAKEN, MARK_FREE } SlotMark;
 #define MEMORY_CHECK_NS UINT64_C(1000000000)
+
+typedef enum SlotMark { MARK_TAKEN, MARK_FREE } SlotMark;
 
 static void *anonymous(size_t len)
 {
@@ -928,7 +929,9 @@ KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash)
     t = g_new0(KsmPattern, 1);
     t->first = slot;
     p->hash[slot] = hash;
-    if (pattern_fill(p, t, page, PATTERN_START) < 0) {
+    /* by the kernel, for it can fail: @page is the guest's, as it is now */
+    if (pool_fill(p, slot, page, 1) < 0 ||
+        pattern_fill(p, t, pool_page(p, slot), PATTERN_START) < 0) {
         block_give_up(p, slot);
         g_free(t);
         return NULL;

@@ -567,7 +567,7 @@ static int wp_move(int fd, void *to, void *from, size_t len, size_t *done)
 }
 
 /*
- * Up to Linux 7.2 a page that was moved is not write-protected any more, and
+ * Today a page that was moved is not write-protected any more, and
  * thus counts as written; later it will stay so.  Either way no write is
  * missed: what was written last is what is merged.
  */

@@ -596,6 +596,31 @@ static void test_pool(void)
     scene_end(&s);
 }
 
+/* A guest's page that has failed makes no pattern, and no signal. */
+static void test_pattern(void)
+{
+    KsmPattern *t;
+    Scene s;
+    char *page;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    page = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    g_assert(page != MAP_FAILED);
+    g_assert(!pool_pattern_new(&s.e->pool, page, 1));
+    g_assert(mprotect(page, PAGE, PROT_READ | PROT_WRITE) == 0);
+    page[7] = 7;
+    t = pool_pattern_new(&s.e->pool, page, 1);
+    g_assert(t);
+    for (uint32_t i = 0; i < t->filled; i++) {
+        g_assert(!memcmp(pool_page(&s.e->pool, t->first + i), page, PAGE));
+    }
+    pool_settle(&s.e->pool, t->first);
+    munmap(page, PAGE);
+    scene_end(&s);
+}
+
 static const Poison poisons[] = {
     { .page = 45 },                 /* to be put back */
     { .page = 45, .late = true },
@@ -629,5 +654,6 @@ int main(int argc, char **argv)
                          test_same);
     g_test_add_func("/stage/same/patience", test_patience);
     g_test_add_func("/stage/pool", test_pool);
+    g_test_add_func("/stage/pattern", test_pattern);
     return g_test_run();
 }
