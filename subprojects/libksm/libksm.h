@@ -108,6 +108,7 @@ typedef struct KsmConfig {
     unsigned max_page_sharing;      /* 256: users of one pool page, >= 2 */
     /* 25: share of vm.max_map_count that is left to the program */
     unsigned vma_reserve_percent;
+    size_t vma_reserve;             /* 0: see ksm_engine_set_vma_reserve() */
     /* 1 ms: aim for the longest isolation, of CPU */
     uint64_t stall_limit_ns;
 } KsmConfig;
@@ -132,6 +133,16 @@ void ksm_engine_set_run(KsmEngine *engine, bool run);
 void ksm_engine_set_max_cpu(KsmEngine *engine, unsigned percent);
 void ksm_engine_set_target_scan(KsmEngine *engine, unsigned seconds);
 void ksm_engine_set_smart_scan(KsmEngine *engine, bool on);
+
+/*
+ * Mappings (lines of /proc/self/maps) of vm.max_map_count that are left to
+ * the program, above those it has: what it may come to need for its stacks,
+ * files and libraries.  The engine stops merging where fewer would be left;
+ * it counts mappings every 10 s, and more often while it makes many.  0: by
+ * KsmConfig.vma_reserve_percent instead.  vm.max_map_count or more: nothing
+ * is mapped, zeroes alone are given back.  What is merged already stays.
+ */
+void ksm_engine_set_vma_reserve(KsmEngine *engine, size_t mappings);
 
 /*
  * What the owner of a region knows better than the engine.  Any op may be

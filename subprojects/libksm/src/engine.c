@@ -394,6 +394,14 @@ void ksm_engine_set_smart_scan(KsmEngine *engine, bool on)
     lock_release(&engine->lock);
 }
 
+void ksm_engine_set_vma_reserve(KsmEngine *engine, size_t mappings)
+{
+    lock_take(&engine->lock);
+    engine->cfg.vma_reserve = mappings;
+    engine->vmas.counted = 0;   /* the limit goes with the count */
+    lock_release(&engine->lock);
+}
+
 int engine_kinds(KsmEngine *e, const void *addr, unsigned n, unsigned tell,
                  uint8_t *kinds)
 {

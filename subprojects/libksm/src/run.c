@@ -518,7 +518,9 @@ static void vmas_count(KsmEngine *e)
     size_t limit = max ? g_ascii_strtoull(max, NULL, 10) : VMAS_GUESS;
     ssize_t lines = maps_lines(e);
 
-    e->vmas.limit = limit * (100 - e->cfg.vma_reserve_percent) / 100;
+    e->vmas.limit = e->cfg.vma_reserve
+                    ? limit - MIN(limit, e->cfg.vma_reserve)
+                    : limit * (100 - e->cfg.vma_reserve_percent) / 100;
     e->vmas.used = lines < 0 ? e->vmas.used + e->vmas.since : lines;
     e->vmas.since = 0;
     e->vmas.counted = prim.now_ns();
