@@ -421,36 +421,61 @@ static bool promoted_already(KsmEngine *e, KsmRegion *r, unsigned i)
     return true;
 }
 
-/*
- * Hashes of the run do not repeat inside it (else the second would be a copy
- * of its own): where the first repetition is.
- */
-static unsigned distinct_run(const KsmRegion *r, size_t page, unsigned n)
+/* Pages by their hash: numbers in a chunk, plus one. */
+typedef struct PageSet {
+    uint16_t at[2 * CHUNK_PAGES];
+} PageSet;
+
+#define SET_PROBES 16u  /* whatever a guest writes */
+
+/* Adds the page; false: one with the same hash is there, or may be. */
+static bool set_add(PageSet *set, const uint32_t *tag, unsigned i)
 {
-    for (unsigned k = 1; k < n; k++) {
-        for (unsigned j = k > 8 ? k - 8 : 0; j < k; j++) {
-            if (r->tag[page + j] == r->tag[page + k]) {
-                return k;
-            }
+    uint32_t from = tag[i] * UINT32_C(0x9e3779b1) >> 22;
+
+    for (unsigned k = 0; k < SET_PROBES; k++) {
+        uint16_t *at = &set->at[(from + k) % G_N_ELEMENTS(set->at)];
+
+        if (!*at) {
+            *at = i + 1;
+            return true;
+        }
+        if (tag[*at - 1] == tag[i]) {
+            return false;
         }
     }
-    return n;
+    return false;
+}
+
+/*
+ * Where runs of pages to be copied end: a page whose content another one to
+ * be copied had before it maps that one's slot, and is not copied again.
+ */
+static void runs_cut(const KsmPlan *p, const KsmRegion *r, bool *cut)
+{
+    const uint32_t *tag = r->tag + p->chunk * CHUNK_PAGES;
+    PageSet set = { 0 };
+
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        cut[i] = p->act[i] == ACT_NEW && !set_add(&set, tag, i);
+    }
 }
 
 static void plan_promote(KsmEngine *e, KsmRegion *r, KsmReason *why)
 {
     KsmPlan *p = &e->plan;
+    bool cut[CHUNK_PAGES];
     unsigned n;
 
+    runs_cut(p, r, cut);
     for (unsigned i = 0; i < CHUNK_PAGES; i += n) {
         n = 1;
         if (p->act[i] != ACT_NEW || promoted_already(e, r, i)) {
             continue;
         }
-        while (plan_joined(p, i + n - 1)) {
+        while (plan_joined(p, i + n - 1) && !cut[i + n]) {
             n++;
         }
-        n = distinct_run(r, p->chunk * CHUNK_PAGES + i, n);
         n = promote_run(e, r, i, n, why);
         if (!n) {
             p->act[i] = ACT_KEEP;

@@ -7,6 +7,7 @@
  * alone.  Leaves to others: that memory keeps its bytes whatever happens
  * (test-engine, test-merge, test-fault, test-prop).
  */
+#include <inttypes.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -134,10 +135,44 @@ static void test_vma_few(void)
     }
 }
 
+/* --- runs --- */
+
+/*
+ * Content that repeats, whatever its period: one copy of it is kept, or a few
+ * where a slot may not have more users.
+ */
+static void test_periods(void)
+{
+    static const unsigned period[] = { 2, 3, 16, 100, 511, 512, 700 };
+
+    for (unsigned k = 0; k < G_N_ELEMENTS(period); k++) {
+        unsigned copies = PAGES / period[k] / 256 + 1;
+        KsmStats stats;
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+            return;
+        }
+        for (unsigned i = 0; i < PAGES; i++) {
+            mem_fill(s.m, i, 1 + i % period[k]);
+        }
+        util_passes(s.e, 6);
+        stats = util_stats(s.e);
+        g_test_message("period %u: %" PRIu64 " of %u saved, %" PRIu64 " runs",
+                       period[k], stats.pages_sharing, PAGES,
+                       stats.merged_runs);
+        g_assert(stats.pages_shared <= copies * period[k]);
+        g_assert(stats.pages_sharing + stats.pages_shared == PAGES);
+        g_assert(stats.merged_runs <= PAGES / period[k] + 16);
+        scene_end(&s);
+    }
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/scan/vmas/reserve", test_vma_reserve);
     g_test_add_func("/scan/vmas/few", test_vma_few);
+    g_test_add_func("/scan/runs/periods", test_periods);
     return g_test_run();
 }
