@@ -692,7 +692,7 @@ static int64_t step_pause(KsmEngine *e, bool more)
 
     if (!more) {
         uint64_t wait = e->scan.due > now ? e->scan.due - now : 0;
-        int64_t settle = freer_wait(e->freer);
+        int64_t settle = e->run ? freer_wait(e->freer) : -1;
 
         spread = budget_spread(e->cfg.target_scan_s * UINT64_C(1000000000),
                                now - e->scan.started, 1, 1);
@@ -744,6 +744,11 @@ static bool engine_upkeep(KsmEngine *e, bool *crowded)
     return more || *crowded || work != INDEX_DONE;
 }
 
+static bool engine_has_work(const KsmEngine *e)
+{
+    return !e->dead && e->regions->len && (e->run || scan_has_books(e));
+}
+
 int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
 {
     KsmEngine *e = engine;
@@ -752,16 +757,16 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
 
     lock_take(&e->lock);
     budget_begin(&e->budget, e->cfg.max_cpu, max_ns);
-    if (!max_ns && e->run && !e->dead && e->scan.phase == PHASE_START &&
+    if (!max_ns && engine_has_work(e) && e->scan.phase == PHASE_START &&
         prim.now_ns() < e->scan.due) {
         /* between passes only what was freed is looked after */
         do {
-            more = discard_settle(e);
+            more = e->run && discard_settle(e);
         } while (more && budget_used(&e->budget) < e->budget.limit);
         pause = step_pause(e, false);
         more = false;
     }
-    while (more && e->run && !e->dead && e->regions->len) {
+    while (more && engine_has_work(e)) {
         more = engine_upkeep(e, &crowded);
         more |= !crowded && scan_step(e);
         pause = step_pause(e, more);
@@ -771,7 +776,7 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
         lock_release(&e->lock);
         lock_take(&e->lock);
     }
-    if (!e->run || e->dead || !e->regions->len) {
+    if (!engine_has_work(e)) {
         pause = -1;
     }
     lock_release(&e->lock);

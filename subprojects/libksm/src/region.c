@@ -51,6 +51,7 @@ void page_set(KsmRegion *r, size_t page, PageState state)
     r->gain[c->reason] -= state_gains(was);
     c->mapped += state_maps(state) - state_maps(was);
     c->broken += (state == PAGE_BROKEN) - (was == PAGE_BROKEN);
+    c->given += (state == PAGE_GIVEN) - (was == PAGE_GIVEN);
     r->state[page] = state;
 }
 
@@ -428,6 +429,7 @@ void region_check(KsmRegion *r)
 
     for (size_t i = 0; i < r->n_chunks; i++) {
         unsigned fresh = 0, marked = 0, gain = 0, mapped = 0, broken = 0;
+        unsigned given = 0;
 
         for (size_t p = i * CHUNK_PAGES; p < (i + 1) * CHUNK_PAGES; p++) {
             PageState s = page_state(r, p);
@@ -437,6 +439,7 @@ void region_check(KsmRegion *r)
             gain += state_gains(s);
             mapped += state_maps(s);
             broken += s == PAGE_BROKEN;
+            given += s == PAGE_GIVEN;
             marked += !!(r->state[p] & PAGE_WRITTEN);
             written += s == PAGE_NEW && (r->state[p] & PAGE_WRITTEN);
             g_assert(s != PAGE_MERGED ||
@@ -451,6 +454,7 @@ void region_check(KsmRegion *r)
         g_assert(r->chunk[i].gain == gain);
         g_assert(r->chunk[i].mapped == mapped);
         g_assert(r->chunk[i].broken == broken);
+        g_assert(r->chunk[i].given == given);
     }
     for (unsigned s = 0; s < PAGE_STATES; s++) {
         g_assert(r->count[s] == count[s]);

@@ -61,6 +61,7 @@ typedef struct KsmChunk {
     uint16_t gain;      /* pages EQUAL or ZEROES: what merging may save */
     uint16_t mapped;    /* pages MERGED or BROKEN */
     uint16_t broken;    /* pages BROKEN */
+    uint16_t given;     /* pages GIVEN */
     uint16_t runs;      /* mappings of the pool in this chunk */
     uint16_t lazy;      /* FREED and populated when seen: chunk_set_lazy() */
     uint16_t tried;     /* gain when merging was last refused */
@@ -90,6 +91,7 @@ struct KsmRegion {
     bool tracking;          /* registered for async write-protect */
     const char *inhibited;  /* what the op said last */
     unsigned unmerging;     /* calls that unmerge it: nothing is merged */
+    bool rests;             /* not to be merged in this pass */
     /* attributes to give to what is mapped anew */
     int map_flags;          /* MAP_NORESERVE, if the memory has it */
     bool seen_flags;        /* of the first mapping */

@@ -215,12 +215,13 @@ static void chunk_unshare(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
 }
 
-/* Looks at the chunk's page tables; false: they cannot be had. */
-static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
+/*
+ * What the page tables say about the chunk, into e->kinds; false: that cannot
+ * be had.
+ */
+static bool chunk_kinds(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
-    KsmChunk *c = &r->chunk[chunk];
     size_t first = chunk * CHUNK_PAGES;
-    uint8_t *kinds = e->kinds, all = 0;
     unsigned lo = 0, n = CHUNK_PAGES;
 
     while (lo < CHUNK_PAGES && page_state(r, first + lo) == PAGE_OUTSIDE) {
@@ -229,16 +230,27 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     while (n > lo && page_state(r, first + n - 1) == PAGE_OUTSIDE) {
         n--;
     }
+    memset(e->kinds, 0, CHUNK_PAGES);
+    return engine_kinds(e, page_addr(r, first + lo), n - lo,
+                        r->chunk[chunk].mapped ? KINDS_ALL : KINDS_FAST,
+                        e->kinds + lo) == 0;
+}
+
+/* Looks at the chunk's page tables; false: they cannot be had. */
+static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    size_t first = chunk * CHUNK_PAGES;
+    uint8_t all = 0;
+
     chunk_unshare(e, r, chunk);
-    memset(kinds, 0, CHUNK_PAGES);
-    if (engine_kinds(e, page_addr(r, first + lo), n - lo,
-                     c->mapped ? KINDS_ALL : KINDS_FAST, kinds + lo) < 0) {
+    if (!chunk_kinds(e, r, chunk)) {
         return false;
     }
     chunk_set_lazy(r, c, 0);
-    for (unsigned i = lo; i < n; i++) {
-        all |= kinds[i];
-        page_look(e, r, first + i, kinds[i]);
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        all |= e->kinds[i];
+        page_look(e, r, first + i, e->kinds[i]);
     }
     c->flags &= ~(CHUNK_HUGE | CHUNK_CHECK);
     if (all & PM_HUGE) {
@@ -471,6 +483,27 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     chunk_merge(e, r, chunk);
 }
 
+/*
+ * While the region rests: which pages do no longer save anything?  Merged ones
+ * that were written, and zeroes that were given back.  Reads page tables.
+ */
+static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    uint64_t cpu = prim.cpu_ns();
+    size_t page = chunk * CHUNK_PAGES;
+
+    if (chunk_kinds(e, r, chunk)) {
+        for (unsigned i = 0; i < CHUNK_PAGES; i++, page++) {
+            PageState s = page_state(r, page);
+
+            if (s == PAGE_MERGED || s == PAGE_GIVEN) {
+                page_look(e, r, page, e->kinds[i]);
+            }
+        }
+    }
+    e->total.scan_time += prim.cpu_ns() - cpu;
+}
+
 static void ripe_merge(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
@@ -483,7 +516,7 @@ static void ripe_merge(KsmEngine *e)
     }
 }
 
-/* The region after @r that may be merged; NULL: none. */
+/* The region after @r that this phase is about; NULL: none. */
 static KsmRegion *region_next(KsmEngine *e, KsmRegion *r)
 {
     guint i = 0;
@@ -495,11 +528,22 @@ static KsmRegion *region_next(KsmEngine *e, KsmRegion *r)
     for (; i < e->regions->len; i++) {
         KsmRegion *next = g_ptr_array_index(e->regions, i);
 
-        if (!next->inhibited) {
+        if (!next->rests || e->scan.phase == PHASE_REST) {
             return next;
         }
     }
     return NULL;
+}
+
+/* Is the region to be merged in the pass that begins? */
+static void region_start(KsmEngine *e, KsmRegion *r)
+{
+    r->rests = region_inhibited(r) || !e->run;
+    if (r->inhibited) {
+        dirty_pause(r);
+    } else if (!r->rests) {
+        dirty_resume(r);
+    }
 }
 
 static void pass_start(KsmEngine *e)
@@ -515,13 +559,7 @@ static void pass_start(KsmEngine *e)
     s->again = false;
     s->visited = 0;
     for (guint i = 0; i < e->regions->len; i++) {
-        KsmRegion *r = g_ptr_array_index(e->regions, i);
-
-        if (region_inhibited(r)) {
-            dirty_pause(r);
-        } else {
-            dirty_resume(r);
-        }
+        region_start(e, g_ptr_array_index(e->regions, i));
     }
     s->phase = PHASE_SYNC;
     s->region = region_next(e, NULL);
@@ -591,6 +629,30 @@ static bool chunk_in_phase(const KsmChunk *c, ScanPhase phase)
     return (c->flags & CHUNK_VISIT) && (phase == PHASE_REST || good);
 }
 
+/* Passed over by turns, so that no pass looks at all of them. */
+static bool chunk_has_books(const KsmScan *s, const KsmChunk *c)
+{
+    return (c->mapped > c->broken || c->given) &&
+           (s->chunk + s->pass) % CHECK_PASSES == 0;
+}
+
+/* A region that rests. */
+static void step_account(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+    KsmRegion *r = s->region;
+
+    for (unsigned i = 0; i < SKIP_STEP && s->chunk < r->n_chunks; i++) {
+        size_t chunk = s->chunk++;
+
+        s->visited++;
+        if (chunk_has_books(s, &r->chunk[chunk])) {
+            chunk_account(e, r, chunk);
+            break;
+        }
+    }
+}
+
 static void step_visit(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
@@ -632,14 +694,26 @@ static bool cursor_advance(KsmEngine *e)
     return true;
 }
 
+bool scan_has_books(const KsmEngine *e)
+{
+    for (guint i = 0; i < e->regions->len; i++) {
+        const KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        if (r->count[PAGE_MERGED]) {
+            return true;
+        }
+    }
+    return e->pool.n_punch || (e->pool.leaked && !e->pool.keep_all);
+}
+
 bool scan_step(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
 
-    if (discard_settle(e)) {
+    if (e->run && discard_settle(e)) {
         return true;
     }
-    if (s->n_ripe) {
+    if (e->run && s->n_ripe) {
         ripe_merge(e);
         return true;
     }
@@ -650,7 +724,9 @@ bool scan_step(KsmEngine *e)
     if (!s->region || s->chunk >= s->region->n_chunks) {
         return cursor_advance(e);
     }
-    if (s->phase == PHASE_SYNC) {
+    if (s->region->rests || !e->run) {
+        step_account(e);
+    } else if (s->phase == PHASE_SYNC) {
         step_sync(e);
     } else {
         step_visit(e);

@@ -14,6 +14,10 @@
  * page is quiet.  Here the dirty source says so.  Only without one (checksum)
  * a page has to be seen twice with the same hash.
  *
+ * A region rests while merging is inhibited or off.  The books are kept all
+ * the same: which merged pages were written is read from the page tables, so
+ * that slots nobody uses any more go back to the kernel.  Nothing is touched.
+ *
  * smart scan: a page that was hashed and matched nothing, and is written
  * again, is passed over for 1, 2, 4, then 8 passes.
  */
@@ -43,6 +47,12 @@ static inline uint32_t scan_fold_again(const KsmRegion *r, uint64_t hash)
 {
     return (uint32_t)(hash * UINT64_C(0x9e3779b97f4a7c15) >> 32) ^ r->salt;
 }
+
+/*
+ * Is there anything to do while merging is off?  Merged pages may be written,
+ * and slots of the pool wait for being given back.
+ */
+bool scan_has_books(const KsmEngine *e);
 
 /* One piece of work; false: the pass is complete. */
 bool scan_step(KsmEngine *e);

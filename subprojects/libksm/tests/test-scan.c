@@ -10,10 +10,12 @@
 #include <inttypes.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "engine.h"
 #include "prim.h"
+#include "scan.h"
 #include "util.h"
 
 #define PAGES   (4 * 512u)
@@ -23,6 +25,15 @@ typedef struct Scene {
     KsmRegion *r;
     Mem *m;
 } Scene;
+
+static const struct {
+    const char *name;
+    KsmDirtySource dirty;
+} sources[] = {
+    { "pagemap", KSM_DIRTY_PAGEMAP },
+    { "log", KSM_DIRTY_LOG },
+    { "checksum", KSM_DIRTY_CHECKSUM },
+};
 
 /* False: skipped. */
 static bool scene_start(Scene *s, KsmScope scope, KsmDirtySource dirty,
@@ -168,11 +179,218 @@ static void test_periods(void)
     }
 }
 
+/* --- resting --- */
+
+typedef enum Rest { REST_INHIBITED, REST_OFF } Rest;
+
+static unsigned touched;
+
+static int touch_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    touched++;
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+static int touch_register(const UffdRange *range, unsigned mode)
+{
+    touched++;
+    return prim_real.uffd_register(range, mode);
+}
+
+static int touch_protect(const UffdRange *range, bool on)
+{
+    touched++;
+    return prim_real.uffd_protect(range, on);
+}
+
+static int touch_advise(void *addr, size_t len, int advice)
+{
+    touched++;
+    return prim_real.advise(addr, len, advice);
+}
+
+static ssize_t touch_pagemap(PmScan *scan)
+{
+    touched += scan->protect;
+    return prim_real.pagemap(scan);
+}
+
+/* Counts what would change how memory is mapped, or cost the guest faults. */
+static void touches_count(bool on)
+{
+    touched = 0;
+    prim.uffd_move = on ? touch_move : prim_real.uffd_move;
+    prim.uffd_register = on ? touch_register : prim_real.uffd_register;
+    prim.uffd_protect = on ? touch_protect : prim_real.uffd_protect;
+    prim.advise = on ? touch_advise : prim_real.advise;
+    prim.pagemap = on ? touch_pagemap : prim_real.pagemap;
+}
+
+static size_t pool_memory(const KsmEngine *e)
+{
+    struct stat st;
+
+    g_assert(fstat(e->pool.fd, &st) == 0);
+    return st.st_blocks * 512;
+}
+
+static void scene_rest(Scene *s, Rest rest, bool on)
+{
+    if (rest == REST_OFF) {
+        ksm_engine_set_run(s->e, !on);
+    } else {
+        s->m->inhibited = on ? "a test says so" : NULL;
+    }
+}
+
+/*
+ * While a region rests what its pages no longer use goes back to the kernel,
+ * and is not claimed to be saved; nothing else happens.
+ */
+static void rest_accounts(KsmDirtySource dirty, Rest rest)
+{
+    KsmStats before, after;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, dirty, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 768, 1, 1);
+    mem_fill_run(s.m, 768, 768, 1, 1);
+    mem_fill_run(s.m, 1536, 512, 0, 0);
+    util_passes(s.e, 6);
+    before = util_stats(s.e);
+    g_assert(before.pages_sharing == 768 && before.zero_pages == 512);
+    g_assert(before.profit > 0 && pool_memory(s.e) == 768 * PAGE);
+    scene_rest(&s, rest, true);
+    util_passes(s.e, 1);    /* which may end tracking */
+    touches_count(true);
+    mem_fill_run(s.m, 0, 512, 5000, 1);
+    util_passes(s.e, 2 * CHECK_PASSES);
+    g_assert(ksm_step(s.e, 0) > 0);
+    after = util_stats(s.e);
+    g_assert(after.pages_sharing == 1536 - 512 - 768);
+    g_assert(after.cow_broken == 512);
+    /* all of it, equal to each other: still nothing is merged */
+    mem_fill_run(s.m, 0, PAGES, 7, 0);
+    for (unsigned i = 0; i < 100; i++) {
+        ksm_step(s.e, 1000000000);
+    }
+    after = util_stats(s.e);
+    g_assert(after.pages_sharing == 0 && after.pages_shared == 0);
+    g_assert(pool_memory(s.e) == 0);
+    g_assert(after.profit <= 0);
+    g_assert(after.merged == before.merged);
+    g_assert(after.pages_scanned == before.pages_scanned);
+    g_assert(touched == 0);
+    touches_count(false);
+    /* nothing merged and nobody to merge it: nothing to do */
+    g_assert((ksm_step(s.e, 0) == -1) == (rest == REST_OFF));
+    region_check(s.r);
+    mem_check(s.m);
+    scene_rest(&s, rest, false);
+    ksm_rescan(s.e);
+    util_passes(s.e, 12);
+    g_assert(util_stats(s.e).merged > before.merged);
+    scene_end(&s);
+}
+
+static void test_rest(gconstpointer data)
+{
+    rest_accounts(GPOINTER_TO_INT(data), REST_INHIBITED);
+    rest_accounts(GPOINTER_TO_INT(data), REST_OFF);
+}
+
+/* Switched off at any point of a pass: nothing is touched from then on. */
+static void test_rest_midway(gconstpointer data)
+{
+    unsigned ripe = 0;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, GPOINTER_TO_INT(data), MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).pages_sharing == 512);
+    mem_fill_run(s.m, 1024, 512, 2000, 1);
+    mem_fill_run(s.m, 1536, 512, 2000, 1);
+    for (unsigned i = 0; i < 300; i++) {
+        uint64_t merged;
+
+        ksm_step(s.e, 1);
+        if (!s.e->scan.n_ripe && i % 5) {
+            continue;   /* what rests is passed over: let a pass be made */
+        }
+        ripe |= s.e->scan.n_ripe;
+        merged = util_stats(s.e).merged;
+        ksm_engine_set_run(s.e, false);
+        touches_count(true);
+        for (unsigned k = 0; k < 3; k++) {
+            g_assert(ksm_step(s.e, 1) >= 0);
+        }
+        g_assert(touched == 0 && util_stats(s.e).merged == merged);
+        touches_count(false);
+        ksm_engine_set_run(s.e, true);
+    }
+    g_assert(ripe);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).pages_sharing == 1024);
+    scene_end(&s);
+}
+
+/* What was freed lazily is not given back while the region rests. */
+static void test_rest_settle(void)
+{
+    KsmStats stats;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    util_passes(s.e, 4);
+    s.m->inhibited = "a test says so";
+    g_assert(ksm_free_hint(s.r, 0, PAGES * PAGE) == 0);
+    ksm_freer_set_decay(s.e->freer, 0);
+    touches_count(true);
+    for (unsigned i = 0; i < 100; i++) {
+        ksm_step(s.e, 0);
+    }
+    touches_count(false);
+    for (unsigned i = 0; i < PAGES; i++) {
+        g_assert(s.r->state[i] == (PAGE_FREED | PAGE_BLIND));
+    }
+    /* put off, not forgotten */
+    s.m->inhibited = NULL;
+    util_passes(s.e, 4);
+    for (unsigned i = 0; i < PAGES; i++) {
+        g_assert(!(s.r->state[i] & PAGE_BLIND));
+    }
+    stats = util_stats(s.e);
+    g_assert(stats.free_hinted == PAGES);
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    scene_end(&s);
+}
+
+static void add_sources(const char *path, GTestDataFunc fn)
+{
+    for (unsigned i = 0; i < G_N_ELEMENTS(sources); i++) {
+        g_autofree char *one = g_strconcat(path, "/", sources[i].name, NULL);
+
+        g_test_add_data_func(one, GINT_TO_POINTER(sources[i].dirty), fn);
+    }
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/scan/vmas/reserve", test_vma_reserve);
     g_test_add_func("/scan/vmas/few", test_vma_few);
     g_test_add_func("/scan/runs/periods", test_periods);
+    add_sources("/scan/rest", test_rest);
+    add_sources("/scan/rest-midway", test_rest_midway);
+    g_test_add_func("/scan/rest/settle", test_rest_settle);
     return g_test_run();
 }
