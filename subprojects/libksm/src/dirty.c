@@ -166,6 +166,9 @@ static void page_written(KsmRegion *r, size_t page)
     case PAGE_MERGED:
         c->flags |= CHUNK_VISIT | CHUNK_CHECK;
         break;
+    case PAGE_BROKEN:
+        region_leave(r, page, PAGE_BROKEN);
+        break;
     case PAGE_HOLE:
     case PAGE_GIVEN:
         c->flags |= CHUNK_VISIT;
@@ -448,10 +451,12 @@ static void log_sync(KsmRegion *r, size_t chunk, size_t end)
     }
 }
 
+/* What even a log does not tell: whether freed and broken pages are at rest. */
 static void lazy_look(KsmRegion *r, size_t chunk, size_t end)
 {
     for (size_t c = chunk; c < end; c++) {
-        if (r->chunk[c].lazy && r->engine->scan.pass % CHECK_PASSES == 0) {
+        if ((r->chunk[c].lazy || r->chunk[c].broken) &&
+            r->engine->scan.pass % CHECK_PASSES == 0) {
             r->chunk[c].flags |= CHUNK_VISIT;
         }
     }

@@ -64,10 +64,7 @@ static int discard_run(KsmRegion *r, size_t page, size_t n)
         return ret;
     }
     for (size_t i = page; i < page + n; i++) {
-        uint32_t tag = r->tag[i];
-
         region_leave(r, i, to);
-        r->tag[i] = tag;
     }
     if (mapped && to == PAGE_HOLE) {
         dirty_track(r, page, n);

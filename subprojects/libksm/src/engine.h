@@ -70,6 +70,7 @@ typedef struct KsmScan {
     unsigned n_ripe;
     bool again;             /* something was left for a pass soon */
     unsigned settle;        /* passes until the engine may count as idle */
+    uint64_t restore_ns;    /* average: restoring a run, but for its pages */
 } KsmScan;
 
 #define DIR_END UINT32_MAX

@@ -1318,11 +1318,26 @@ static void unblock(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     }
 }
 
+/*
+ * Zeroes need no memory.  A mapping that was never populated becomes part of
+ * the one next to it when it is moved there; one that was cannot.
+ */
+static void *copy_of_zeroes(char *copy, size_t len, bool *zero)
+{
+    *zero = copy && copy[0] == 0 && !memcmp(copy, copy + 1, len - 1);
+    if (*zero) {
+        prim.unmap(copy, len);
+        copy = stage_map(NULL, len, 0);
+    }
+    return copy;
+}
+
 /* A range whose writers are blocked: back to anonymous memory. */
 static int replace_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 {
     size_t len = n * PAGE_BYTES;
-    void *copy = copy_aside(e, r, page, len);
+    bool zero;
+    void *copy = copy_of_zeroes(copy_aside(e, r, page, len), len, &zero);
     int ret = copy ? copy_over(copy, page_addr(r, page), len) : -ENOMEM;
 
     if (ret < 0) {
@@ -1330,8 +1345,8 @@ static int replace_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
         return ret;
     }
     for (size_t i = page; i < page + n; i++) {
-        region_leave(r, i, PAGE_NEW);
-        page_mark(r, i, true);
+        region_leave(r, i, zero ? PAGE_GIVEN : PAGE_NEW);
+        page_mark(r, i, !zero);
     }
     region_attributes(r, page_addr(r, page), len, ATTR_OWN);
     dirty_track(r, page, n);

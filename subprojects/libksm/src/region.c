@@ -52,7 +52,11 @@ void page_set(KsmRegion *r, size_t page, PageState state)
     c->mapped += state_maps(state) - state_maps(was);
     c->broken += (state == PAGE_BROKEN) - (was == PAGE_BROKEN);
     c->given += (state == PAGE_GIVEN) - (was == PAGE_GIVEN);
+    c->again -= was == PAGE_BROKEN && (old & PAGE_AGAIN);
     r->state[page] = state;
+    if (state_maps(was) && !state_maps(state) && page + 1 < r->n_pages) {
+        r->state[page + 1] &= ~PAGE_JOINED;
+    }
 }
 
 void chunk_set_reason(KsmRegion *r, KsmChunk *c, KsmReason reason)
@@ -83,6 +87,54 @@ void page_mark(KsmRegion *r, size_t page, bool written)
     }
 }
 
+void page_again(KsmRegion *r, size_t page, bool again)
+{
+    uint8_t old = r->state[page];
+
+    if (!!(old & PAGE_AGAIN) != again) {
+        r->state[page] = old ^ PAGE_AGAIN;
+        page_chunk(r, page)->again += again ? 1 : -1;
+    }
+}
+
+/*
+ * Slots tell, as long as both pages have theirs; the one that loses its own
+ * leaves a bit.
+ */
+bool region_joined(const KsmRegion *r, size_t page)
+{
+    if (page == 0 || !page_is_mapped(r, page) ||
+        !page_is_mapped(r, page - 1)) {
+        return false;
+    }
+    if (page_state(r, page) == PAGE_MERGED &&
+        page_state(r, page - 1) == PAGE_MERGED) {
+        return r->tag[page - 1] + 1 == r->tag[page];
+    }
+    return r->state[page] & PAGE_JOINED;
+}
+
+static void joined_set(KsmRegion *r, size_t page, bool joined)
+{
+    r->state[page] &= ~PAGE_JOINED;
+    r->state[page] |= joined ? PAGE_JOINED : 0;
+}
+
+/* As page_set to BROKEN: where its mapping begins and ends is not lost. */
+static void page_break(KsmRegion *r, size_t page)
+{
+    bool next = page + 1 < r->n_pages && page_is_mapped(r, page + 1);
+    bool before = region_joined(r, page);
+    bool behind = next && region_joined(r, page + 1);
+
+    page_set(r, page, PAGE_BROKEN);
+    r->history[page] = 0;
+    joined_set(r, page, before);
+    if (next) {
+        joined_set(r, page + 1, behind);
+    }
+}
+
 void region_leave(KsmRegion *r, size_t page, PageState state)
 {
     KsmEngine *e = r->engine;
@@ -93,7 +145,14 @@ void region_leave(KsmRegion *r, size_t page, PageState state)
     if (page_state(r, page) == PAGE_MERGED) {
         pool_user_drop(&e->pool, r->tag[page]);
     }
-    page_set(r, page, state);
+    if (page_state(r, page) == PAGE_BROKEN) {
+        r->history[page] = 0;
+    }
+    if (state == PAGE_BROKEN) {
+        page_break(r, page);
+    } else {
+        page_set(r, page, state);
+    }
 }
 
 void region_count_runs(KsmRegion *r, size_t chunk)
@@ -106,11 +165,7 @@ void region_count_runs(KsmRegion *r, size_t chunk)
         return;
     }
     for (size_t i = first; i < first + CHUNK_PAGES; i++) {
-        if (page_is_mapped(r, i) &&
-            (i == 0 || !page_is_mapped(r, i - 1) ||
-             r->tag[i - 1] + 1 != r->tag[i])) {
-            runs++;
-        }
+        runs += page_is_mapped(r, i) && !region_joined(r, i);
     }
     r->runs += runs - (uint64_t)c->runs;
     c->runs = runs;
@@ -429,7 +484,7 @@ void region_check(KsmRegion *r)
 
     for (size_t i = 0; i < r->n_chunks; i++) {
         unsigned fresh = 0, marked = 0, gain = 0, mapped = 0, broken = 0;
-        unsigned given = 0;
+        unsigned given = 0, again = 0;
 
         for (size_t p = i * CHUNK_PAGES; p < (i + 1) * CHUNK_PAGES; p++) {
             PageState s = page_state(r, p);
@@ -440,6 +495,8 @@ void region_check(KsmRegion *r)
             mapped += state_maps(s);
             broken += s == PAGE_BROKEN;
             given += s == PAGE_GIVEN;
+            again += s == PAGE_BROKEN && (r->state[p] & PAGE_AGAIN);
+            g_assert(page_is_mapped(r, p) || !(r->state[p] & PAGE_JOINED));
             marked += !!(r->state[p] & PAGE_WRITTEN);
             written += s == PAGE_NEW && (r->state[p] & PAGE_WRITTEN);
             g_assert(s != PAGE_MERGED ||
@@ -455,6 +512,7 @@ void region_check(KsmRegion *r)
         g_assert(r->chunk[i].mapped == mapped);
         g_assert(r->chunk[i].broken == broken);
         g_assert(r->chunk[i].given == given);
+        g_assert(r->chunk[i].again == again);
     }
     for (unsigned s = 0; s < PAGE_STATES; s++) {
         g_assert(r->count[s] == count[s]);

@@ -42,7 +42,9 @@ typedef enum PageState {
 } PageState;
 
 #define PAGE_STATE_MASK 0x0fu
+#define PAGE_JOINED     0x10u   /* BROKEN, or behind one: see region_joined() */
 #define PAGE_BLIND      0x20u   /* FREED: it may have been written since */
+#define PAGE_AGAIN      0x20u   /* BROKEN: equal to something, or zeroes */
 #define PAGE_INDEXED    0x40u   /* stands in the index */
 #define PAGE_WRITTEN    0x80u   /* written since dirty was asked before */
 
@@ -62,6 +64,7 @@ typedef struct KsmChunk {
     uint16_t mapped;    /* pages MERGED or BROKEN */
     uint16_t broken;    /* pages BROKEN */
     uint16_t given;     /* pages GIVEN */
+    uint16_t again;     /* pages with PAGE_AGAIN */
     uint16_t runs;      /* mappings of the pool in this chunk */
     uint16_t lazy;      /* FREED and populated when seen: chunk_set_lazy() */
     uint16_t tried;     /* gain when merging was last refused */
@@ -73,6 +76,8 @@ typedef struct KsmChunk {
     uint8_t hot_wait;   /* of those still to go */
     uint8_t visited_in; /* low bits of the pass */
     uint8_t yield;      /* 0 to 255: how much was merged here lately */
+    uint8_t calm;       /* looks at broken pages since some were restored */
+    uint8_t restored;   /* log2 of the looks until more may be */
 } KsmChunk;
 
 struct KsmRegion {
@@ -102,7 +107,8 @@ struct KsmRegion {
     /* per page */
     uint32_t *tag;
     uint8_t *state;
-    uint8_t *history;       /* high 4 bits: age, low: passes to skip */
+    /* high 4 bits: age, low: passes to skip; BROKEN: looks, see broken.c */
+    uint8_t *history;
     KsmChunk *chunk;
     size_t meta_bytes;
     uint64_t count[PAGE_STATES];
@@ -170,8 +176,17 @@ void chunk_set_reason(KsmRegion *r, KsmChunk *c, KsmReason reason);
 /* How many of its pages are FREED and populated. */
 void chunk_set_lazy(KsmRegion *r, KsmChunk *c, unsigned lazy);
 
-/* As page_set, but takes the page out of the index and drops its slot. */
+/* Marks a BROKEN page as one that would be merged, were it restored. */
+void page_again(KsmRegion *r, size_t page, bool again);
+
+/*
+ * As page_set, but takes the page out of the index and drops its slot.
+ * BROKEN: its tag is free for a hash, nothing of which is known.
+ */
 void region_leave(KsmRegion *r, size_t page, PageState state);
+
+/* Is the page in a mapping of the pool with the one before it? */
+bool region_joined(const KsmRegion *r, size_t page);
 
 /* Counts the chunk's mappings of the pool anew. */
 void region_count_runs(KsmRegion *r, size_t chunk);

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "broken.h"
 #include "engine.h"
 #include "prim.h"
 #include "run.h"
@@ -25,7 +26,6 @@
 #define VMAS_GUESS          65530u  /* vm.max_map_count where not readable */
 #define FILL_SPAN_MIN   128u    /* pages */
 #define FILL_GAIN_NS    128u    /* a page, for what is still in the cache */
-#define DROP_NS             UINT64_C(7500)  /* dropping a staged span */
 
 static unsigned gain_needed(const KsmRegion *r, const KsmChunk *c)
 {
@@ -57,7 +57,13 @@ static bool partner_worth(KsmEngine *e, uint32_t place)
     KsmRegion *r = engine_page(e, place, &page);
     KsmChunk *c = page_chunk(r, page);
 
-    return !r->leaving && c->gain >= gain_needed(r, c);
+    if (r->leaving) {
+        return false;
+    }
+    if (page_state(r, page) == PAGE_BROKEN) {
+        return broken_pays(e, r, page);
+    }
+    return c->gain >= gain_needed(r, c);
 }
 
 /* What could be done with an EQUAL page. */

@@ -23,6 +23,7 @@
 
 #define RUN_PATTERN_MIN 16u     /* equal neighbours that make a pattern */
 #define RUN_PAGE_WORTH_NS UINT64_C(12000)   /* of CPU a saved page may cost */
+#define DROP_NS         UINT64_C(7500)  /* dropping a staged span */
 #define SPAN_MIN        32u     /* pages: no span is cut shorter */
 
 typedef enum PlanAct {

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "broken.h"
 #include "dirty.h"
 #include "engine.h"
 #include "discard.h"
@@ -28,10 +29,8 @@
 /* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
-#define RESTORE_MIN     64u     /* broken pages of a chunk worth restoring */
 
-/* Passes to skip after the n-th time without a match. */
-static unsigned skip_passes(unsigned age)
+unsigned scan_skip(unsigned age)
 {
     static const uint8_t skip[] = { 0, 0, 1, 2, 4 };
 
@@ -42,7 +41,7 @@ static void history_miss(KsmRegion *r, size_t page)
 {
     unsigned age = MIN((r->history[page] >> 4) + 1, 15);
 
-    r->history[page] = age << 4 | skip_passes(age);
+    r->history[page] = age << 4 | scan_skip(age);
 }
 
 /* Is the page to be passed over this time?  Counts it. */
@@ -101,10 +100,7 @@ void scan_kick(KsmEngine *e)
 /* Pages of a chunk that were merged and have been written since. */
 static void page_broke(KsmEngine *e, KsmRegion *r, size_t page)
 {
-    uint32_t slot = r->tag[page];
-
     region_leave(r, page, PAGE_BROKEN);
-    r->tag[page] = slot;    /* the mapping is still there */
     r->cow_broken++;
     e->total.cow_broken++;
 }
@@ -303,26 +299,33 @@ static bool checksum_quiet(KsmRegion *r, size_t page, uint32_t hash)
     return false;
 }
 
-/* Something is equal to @page of which the index knows. */
-static void page_equal(KsmEngine *e, KsmRegion *r, size_t page,
-                       uint32_t place)
+void scan_met(KsmEngine *e, uint32_t place)
 {
     size_t other;
     KsmRegion *o;
 
-    page_set(r, page, PAGE_EQUAL);
-    r->history[page] = 0;
     if (place & PLACE_SLOT) {
         return;
     }
     o = engine_page(e, place, &other);
-    if (page_state(o, other) == PAGE_UNIQUE) {
+    if (page_state(o, other) == PAGE_BROKEN) {
+        page_again(o, other, true);
+    } else if (page_state(o, other) == PAGE_UNIQUE) {
         uint8_t indexed = o->state[other] & PAGE_INDEXED;
 
         page_set(o, other, PAGE_EQUAL);
         o->state[other] |= indexed;
         o->history[other] = 0;
     }
+}
+
+/* Something is equal to @page of which the index knows. */
+static void page_equal(KsmEngine *e, KsmRegion *r, size_t page,
+                       uint32_t place)
+{
+    page_set(r, page, PAGE_EQUAL);
+    r->history[page] = 0;
+    scan_met(e, place);
 }
 
 /* A page whose content is known is looked up, and known to the index. */
@@ -416,27 +419,6 @@ static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk)
     return n;
 }
 
-/* Restores what was broken, where that is allowed. */
-static void chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
-{
-    size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, n;
-
-    if (!r->ops || !r->ops->busy || e->uffd_wp < 0 ||
-        r->chunk[chunk].broken < RESTORE_MIN) {
-        return;
-    }
-    for (; page < end; page += n) {
-        n = 0;
-        while (page + n < end && page_state(r, page + n) == PAGE_BROKEN) {
-            n++;
-        }
-        if (n >= RESTORE_MIN / 4) {
-            merge_restore(e, r, page, n);
-        }
-        n = MAX(n, 1);
-    }
-}
-
 /* Merges the chunk if that pays. */
 static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -479,7 +461,7 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
     c->flags |= CHUNK_SEEN;
     e->total.scan_time += prim.cpu_ns() - cpu;
-    chunk_restore(e, r, chunk);
+    broken_look(e, r, chunk);
     chunk_merge(e, r, chunk);
 }
 

@@ -66,6 +66,12 @@ void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk);
  */
 void scan_collided(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag);
 
+/* Passes to skip after the n-th time without a match. */
+unsigned scan_skip(unsigned age);
+
+/* Something is equal to what the index has at @place. */
+void scan_met(KsmEngine *e, uint32_t place);
+
 /* The region goes. */
 void scan_forget(KsmEngine *e, KsmRegion *r);
 
