@@ -77,7 +77,7 @@ typedef struct Scene {
     KsmRegion *ra, *rb;
 } Scene;
 
-/* Merged, and then part of a written. */
+/* Merged, and then part of a written, with what other pages hold. */
 static bool scene_start(Scene *s)
 {
     s->e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
@@ -98,7 +98,7 @@ static bool scene_start(Scene *s)
     s->rb = util_add(s->e, s->b, &mem_ops);
     util_passes(s->e, 4);
     g_assert(util_stats(s->e).pages_sharing == PAGES);
-    mem_fill_run(s->a, 100, BROKEN, 10000, 1);
+    mem_fill_run(s->a, 100, BROKEN, 300, 1);
     memset(&h, 0, sizeof(h));
     h.e = s->e;
     h.m = s->a;
@@ -129,7 +129,7 @@ static void scene_end(Scene *s)
 /* Until scan restores, or has had many occasions to. */
 static void passes(Scene *s)
 {
-    for (unsigned i = 0; i < 12 && !h.remaps; i++) {
+    for (unsigned i = 0; i < 40 && !h.remaps; i++) {
         util_passes(s->e, 1);
     }
 }
