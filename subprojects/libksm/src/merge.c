@@ -165,7 +165,8 @@ static void not_moved(KsmEngine *e, Isolation *s, unsigned at, unsigned n,
 static PlanAct act_refused(Isolation *s, int ret)
 {
     if (ret == -ENOMEM) {
-        s->r->chunk[s->page / CHUNK_PAGES].reason = KSM_REASON_NO_MEMORY;
+        chunk_set_reason(s->r, page_chunk(s->r, s->page),
+                         KSM_REASON_NO_MEMORY);
     }
     return ret == -EBUSY || ret == -EAGAIN ? ACT_PINNED : ACT_STAY;
 }
@@ -635,7 +636,8 @@ static unsigned map_runs(KsmEngine *e, Isolation *s)
             runs++;
             continue;
         }
-        p->region->chunk[p->chunk].reason = KSM_REASON_VMA_LIMIT;
+        chunk_set_reason(p->region, &p->region->chunk[p->chunk],
+                         KSM_REASON_VMA_LIMIT);
         for (unsigned k = i; k < i + n; k++) {
             run_drop(e, s->at + k);
             p->act[s->at + k] = ACT_KEEP;
@@ -1077,8 +1079,9 @@ static bool span_isolate(KsmEngine *e, Isolation *s)
     uint64_t t;
 
     if (ret < 0) {
-        s->r->chunk[s->page / CHUNK_PAGES].reason =
-            ret == -ENOMEM ? KSM_REASON_VMA_LIMIT : KSM_REASON_NO_MEMORY;
+        chunk_set_reason(s->r, page_chunk(s->r, s->page),
+                         ret == -ENOMEM ? KSM_REASON_VMA_LIMIT
+                                        : KSM_REASON_NO_MEMORY);
         not_moved(e, s, 0, s->n, ACT_STAY);
         /* part of it may be registered all the same; never another's */
         s->registered = ret != -EBUSY && ret != -EINVAL && ret != -EPERM;

@@ -47,8 +47,8 @@ void page_set(KsmRegion *r, size_t page, PageState state)
     r->count[state]++;
     c->fresh += (state == PAGE_NEW) - (was == PAGE_NEW);
     c->gain += state_gains(state) - state_gains(was);
-    r->gain[c->reason] += state_gains(state);
-    r->gain[c->reason] -= state_gains(was);
+    r->gain[c->why_not] += state_gains(state);
+    r->gain[c->why_not] -= state_gains(was);
     c->mapped += state_maps(state) - state_maps(was);
     c->broken += (state == PAGE_BROKEN) - (was == PAGE_BROKEN);
     c->given += (state == PAGE_GIVEN) - (was == PAGE_GIVEN);
@@ -61,9 +61,9 @@ void page_set(KsmRegion *r, size_t page, PageState state)
 
 void chunk_set_reason(KsmRegion *r, KsmChunk *c, KsmReason reason)
 {
-    r->gain[c->reason] -= c->gain;
+    r->gain[c->why_not] -= c->gain;
     r->gain[reason] += c->gain;
-    c->reason = reason;
+    c->why_not = reason;
 }
 
 void chunk_set_lazy(KsmRegion *r, KsmChunk *c, unsigned lazy)
@@ -502,7 +502,7 @@ void region_check(KsmRegion *r)
             g_assert(s != PAGE_MERGED ||
                      pool_users(&r->engine->pool, r->tag[p]) > 0);
         }
-        sum[r->chunk[i].reason] += gain;
+        sum[r->chunk[i].why_not] += gain;
         lazy += r->chunk[i].lazy;
         g_assert(r->engine->dir[r->chunk[i].id].region == r);
         g_assert(r->engine->dir[r->chunk[i].id].chunk == i);

@@ -69,7 +69,7 @@ typedef struct KsmChunk {
     uint16_t lazy;      /* FREED and populated when seen: chunk_set_lazy() */
     uint16_t tried;     /* gain when merging was last refused */
     uint8_t flags;
-    uint8_t reason;     /* KsmReason of that refusal: chunk_set_reason() */
+    uint8_t why_not;    /* KsmReason of that refusal: chunk_set_reason() */
     uint8_t wait;       /* passes until it is tried again */
     uint8_t backoff;    /* log2 of that wait, grows with each refusal */
     uint8_t hot;        /* log2 of passes between looks for writes */

@@ -514,12 +514,14 @@ static pid_t fork_checker(Mem *m, const int go[2])
     fflush(stdout);
     pid = fork();
     if (pid == 0) {
-        uint64_t word, i = 0;
+        uint64_t word, i;
+        ssize_t n;
         char c;
 
         close(go[1]);
-        while (read(go[0], &c, 1) == 1) {
-        }
+        do {
+            n = read(go[0], &c, 1);
+        } while (n == 1);
         for (i = 0; i < 1024; i++) {
             memcpy(&word, m->addr + (i + 1) * PAGE - sizeof(word),
                    sizeof(word));

@@ -149,6 +149,15 @@ static void test_replace(void)
     index_done(x);
 }
 
+static void step_all(KsmIndex *x)
+{
+    IndexWork work;
+
+    do {
+        work = index_step(x);
+    } while (work != INDEX_DONE);
+}
+
 static void test_grow(void)
 {
     KsmIndex *x = index_new(10);
@@ -164,18 +173,11 @@ static void test_grow(void)
         g_assert(index_lookup(x, hash_of[i]) == i);
     }
     g_assert(x->count == 10);
-    while (index_step(x) != INDEX_DONE) {
-    }
+    step_all(x);
     for (uint32_t i = 0; i < 10; i++) {
         g_assert(index_lookup(x, hash_of[i]) == i);
     }
     index_done(x);
-}
-
-static void step_all(KsmIndex *x)
-{
-    while (index_step(x) != INDEX_DONE) {
-    }
 }
 
 /*

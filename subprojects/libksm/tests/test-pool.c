@@ -169,8 +169,11 @@ static pid_t pool_fork_child(Fixture *f)
 
 static void release_all(Fixture *f)
 {
-    while (pool_release(&f->pool)) {
-    }
+    bool more;
+
+    do {
+        more = pool_release(&f->pool);
+    } while (more);
 }
 
 /* What is kept is given up within a minute. */
@@ -194,6 +197,7 @@ typedef enum ChildKind {
 
 static void child_main(ChildKind kind, int go, int told, const char *seen)
 {
+    bool good;
     char c;
 
     if (kind == CHILD_CLOSES) {
@@ -212,8 +216,9 @@ static void child_main(ChildKind kind, int go, int told, const char *seen)
         execlp("cat", "cat", NULL);
         _exit(1);
     }
-    while (read(go, &c, 1) == 1 && write(told, seen, 1) == 1) {
-    }
+    do {
+        good = read(go, &c, 1) == 1 && write(told, seen, 1) == 1;
+    } while (good);
     _exit(0);
 }
 
