@@ -117,8 +117,9 @@ void ksm_config_init(KsmConfig *config);
 
 /*
  * ksm_supported: whether this process can run an engine at all.  False and
- * an error that names what is missing (UFFDIO_MOVE: Linux 6.8; userfaultfd:
- * /dev/userfaultfd, vm.unprivileged_userfaultfd or CAP_SYS_PTRACE).
+ * an error that names what is missing (x86_64 or aarch64 with pages of 4096
+ * bytes; UFFDIO_MOVE: Linux 6.8; userfaultfd: /dev/userfaultfd,
+ * vm.unprivileged_userfaultfd or CAP_SYS_PTRACE).
  */
 bool ksm_supported(GError **error);
 
@@ -191,10 +192,10 @@ typedef struct KsmRegionOps {
      */
     void (*prefault)(void *opaque, void *addr, size_t len);
     /*
-     * Re-apply attributes (DONTFORK, DONTDUMP, NUMA policy) on a range the
-     * engine mapped anew.  NULL: those the range's VMA had when the region
-     * was added are applied, as far as /proc tells them.  Called by whichever
-     * thread is in the engine.
+     * The engine mapped the range anew and gave it the attributes (DONTFORK,
+     * DONTDUMP, NUMA policy) that the region had when it was added, as far as
+     * /proc tells them: for the owner to apply what it has changed since.  Called
+     * by whichever thread is in the engine.
      */
     void (*mapped)(void *opaque, void *addr, size_t len);
 } KsmRegionOps;

@@ -205,9 +205,44 @@ static void uffd_error(int err, GError **error)
     }
 }
 
+/*
+ * What the engine compares of a page is its bytes, 4096 of them.  Where memory
+ * has more to it (s390x: storage keys), pages that compare equal are not.
+ */
+static bool host_refused(GError **error)
+{
+    const char *machine = prim.machine();
+    size_t size = prim.page_size();
+
+    if (!strcmp(machine, "s390x")) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "merging is not for s390x: memory has storage keys there, "
+                    "which would be lost");
+        return true;
+    }
+    if (strcmp(machine, "x86_64") && strcmp(machine, "aarch64")) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "merging has not been tested on %s: it needs x86_64 or "
+                    "aarch64", machine);
+        return true;
+    }
+    if (size != PAGE_BYTES) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "the kernel's pages are of %zu bytes: merging needs a "
+                    "kernel with pages of %zu bytes", size, PAGE_BYTES);
+        return true;
+    }
+    return false;
+}
+
 bool ksm_supported(GError **error)
 {
-    int fd = uffd_open(UFFD_MOVE);
+    int fd;
+
+    if (host_refused(error)) {
+        return false;
+    }
+    fd = uffd_open(UFFD_MOVE);
 
     if (fd < 0) {
         uffd_error(fd, error);
@@ -243,6 +278,9 @@ static bool engine_open(KsmEngine *e, GError **error)
 {
     int ret;
 
+    if (host_refused(error)) {
+        return false;
+    }
     e->uffd = uffd_open(UFFD_MOVE | UFFD_WP | UFFD_WP_SHMEM | UFFD_WP_ASYNC);
     e->wp_async = e->uffd >= 0;
     if (e->uffd < 0) {

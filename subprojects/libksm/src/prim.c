@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <stdio.h>
+#include <sys/auxv.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -343,6 +344,31 @@ static size_t real_file_limit(void)
     return limit.rlim_cur;
 }
 
+static size_t real_page_size(void)
+{
+    return getauxval(AT_PAGESZ);
+}
+
+/* What this was compiled for: a kernel may say the wider one of two. */
+static const char *real_machine(void)
+{
+#if defined(__x86_64__) && defined(__LP64__)
+    return "x86_64";
+#elif defined(__aarch64__)
+    return "aarch64";
+#elif defined(__s390x__)
+    return "s390x";
+#elif defined(__powerpc64__)
+    return "ppc64";
+#elif defined(__riscv)
+    return "riscv";
+#elif defined(__loongarch__)
+    return "loongarch";
+#else
+    return "this architecture";
+#endif
+}
+
 static uint64_t read_clock(clockid_t id)
 {
     struct timespec ts;
@@ -411,6 +437,8 @@ static void real_pause(unsigned us)
     .signals_block = real_signals_block, \
     .signals_restore = real_signals_restore, \
     .file_limit = real_file_limit, \
+    .page_size = real_page_size, \
+    .machine = real_machine, \
     .cpu_ns = real_cpu_ns, \
     .now_ns = real_now_ns, \
     .random = real_random, \

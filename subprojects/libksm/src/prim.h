@@ -122,6 +122,9 @@ typedef struct KsmPrim {
     void (*signals_block)(sigset_t *old);
     void (*signals_restore)(const sigset_t *old);
     size_t (*file_limit)(void);         /* RLIMIT_FSIZE */
+    /* the host; these do not fail */
+    size_t (*page_size)(void);
+    const char *(*machine)(void);       /* as "uname -m" */
     /* clocks and chance; these do not fail */
     uint64_t (*cpu_ns)(void);           /* of this thread */
     uint64_t (*now_ns)(void);

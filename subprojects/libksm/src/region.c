@@ -173,10 +173,6 @@ void region_count_runs(KsmRegion *r, size_t chunk)
 
 void region_attributes(KsmRegion *r, void *addr, size_t len, AttrKind kind)
 {
-    if (r->ops && r->ops->mapped) {
-        r->ops->mapped(r->opaque, addr, len);
-        return;
-    }
     for (unsigned i = 0; i < r->n_advice; i++) {
         bool huge = r->advice[i] == MADV_HUGEPAGE ||
                     r->advice[i] == MADV_NOHUGEPAGE;
@@ -188,6 +184,9 @@ void region_attributes(KsmRegion *r, void *addr, size_t len, AttrKind kind)
     if (r->policy > 0) {
         prim.policy_set(addr, len, r->policy, r->policy_mask,
                         sizeof(r->policy_mask) * 8);
+    }
+    if (r->ops && r->ops->mapped) {
+        r->ops->mapped(r->opaque, addr, len);
     }
 }
 
@@ -270,6 +269,7 @@ static const char *flag_refused(const char *flag)
         { "io", "the memory is of a device" },
         { "pf", "the memory is of a device" },
         { "wf", "the memory is wiped on fork" },
+        { "mt", "the memory has tags (MTE), which are not compared" },
         { "um", "the memory is watched by another userfaultfd" },
         { "uw", "the memory is watched by another userfaultfd" },
         { "ui", "the memory is watched by another userfaultfd" },
