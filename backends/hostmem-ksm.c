@@ -46,6 +46,15 @@ static bool ksm_backend_check_parent(HostMemoryBackend *backend, Error **errp)
                           "memory-backend-ram.\n");
         return false;
     }
+    if (backend->prealloc) {
+        error_setg(errp, "property 'prealloc' of " TYPE_MEMORY_BACKEND_KSM
+                   " must be off: merging gives back to the host what was "
+                   "allocated");
+        error_append_hint(errp, "For memory that is allocated in advance and "
+                          "stays so, use memory-backend-ram; without "
+                          "-mem-prealloc.\n");
+        return false;
+    }
     if (backend->guest_memfd) {
         error_setg(errp, TYPE_MEMORY_BACKEND_KSM " cannot be used with "
                    "guest_memfd: the memory of a confidential guest cannot "
@@ -134,6 +143,43 @@ static bool ksm_backend_may_set(HostMemoryBackendKsm *ksm, const char *name,
         return false;
     }
     return true;
+}
+
+/*
+ * Properties of the parent's that would change memory, or what is known of it,
+ * behind the back of whoever merges it.
+ */
+static bool ksm_backend_may_change(HostMemoryBackend *backend,
+                                   const char *property, int64_t value,
+                                   Error **errp)
+{
+    HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(backend);
+
+    if (g_str_equal(property, "dump")) {
+        if (ksm->guest && value != backend->dump) {
+            ksm_guest_set_dump(ksm->guest, value);
+        }
+        return true;
+    }
+    if (g_str_equal(property, "merge")) {
+        if (value != backend->merge) {
+            error_setg(errp, "cannot change property 'merge' of "
+                       TYPE_MEMORY_BACKEND_KSM ": use 'run' to stop merging");
+        }
+        return value == backend->merge;
+    }
+    if (g_str_equal(property, "prealloc")) {
+        if (value != backend->prealloc) {
+            error_setg(errp, "cannot change property 'prealloc' of "
+                       TYPE_MEMORY_BACKEND_KSM ": allocating all of the "
+                       "memory would unmerge it");
+        }
+        return value == backend->prealloc;
+    }
+    /* policy, host-nodes: the parent would change nothing but the values */
+    error_setg(errp, "cannot change property '%s' of "
+               TYPE_MEMORY_BACKEND_KSM, property);
+    return false;
 }
 
 /* Properties of the merging iothread: see ksm_backend_check(). */
@@ -421,6 +467,7 @@ static void ksm_backend_class_init(ObjectClass *oc, KSM_CLASS_DATA *data)
     kc->parent_complete = ucc->complete;
     ucc->complete = ksm_backend_complete;
     bc->alloc = ksm_backend_alloc;
+    bc->may_change = ksm_backend_may_change;
     ksm_backend_add_policy(oc);
     ksm_backend_add_tuning(oc);
 }

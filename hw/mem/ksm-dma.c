@@ -74,9 +74,12 @@ bool ksm_dma_busy(const KsmDma *dma, const void *addr, size_t length)
 {
     const uint8_t *last = (const uint8_t *)addr + length - 1;
 
-    /* the page is out before the counts are read: see dma_count() */
+    /*
+     * The page is out, or write-protected, before the counts are read: see
+     * dma_count().
+     */
     smp_mb();
-    if (ksm_bypassed()) {
+    if (ksm_bypassed() || ksm_pinned()) {
         return true;
     }
     for (size_t i = chunk_of(dma, addr); i <= chunk_of(dma, last); i++) {

@@ -23,8 +23,9 @@ void ksm_dma_map(KsmDma *dma, const void *addr, size_t length);
 void ksm_dma_unmap(KsmDma *dma, const void *addr, size_t length);
 
 /*
- * May something be writing to the range past the page tables?  For pages that
- * have been taken out already: from then on nobody new gets at them.
+ * May something be writing to the range past the page tables, or may a device
+ * have it pinned?  For pages that have been taken out already, or
+ * write-protected: from then on nobody new gets at them.
  */
 bool ksm_dma_busy(const KsmDma *dma, const void *addr, size_t length);
 

@@ -29,6 +29,7 @@
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"
 #include "qemu/lockable.h"
+#include "qemu/madvise.h"
 #include "qemu/main-loop.h"
 #include "qemu/queue.h"
 #include "qemu/rcu.h"
@@ -59,6 +60,7 @@ struct KsmGuest {
     bool held;                  /* see ksm_guests_make_room(); likewise */
     bool was_inhibited;         /* when last looked at */
     const char *cpus_inhibit;   /* see ksm_inhibited_by_cpus() */
+    int dump;                   /* changed to on (1), off (0), -1: never */
     char *failure;              /* why there is no runner or region */
     MemoryKsmState told;        /* state of the last event */
     KsmDma *dma;
@@ -182,15 +184,38 @@ static bool ops_dirty_sync(void *opaque, size_t first_page, size_t n_pages,
     return ksm_log_take(guest->log, first_page, n_pages, bitmap);
 }
 
+/*
+ * "dump" may have changed since the engine looked, and may be changing right
+ * now: then either the new value is read here, or what is mapped here is
+ * among what it is being changed for (see ksm_guest_set_dump()).
+ */
+static void ops_mapped(void *opaque, void *addr, size_t len)
+{
+    KsmGuest *guest = opaque;
+    int applied = -1, wanted;
+
+    /* the range is mapped before "dump" is read */
+    smp_mb();
+    while ((wanted = qatomic_read(&guest->dump)) != applied) {
+        qemu_madvise(addr, len, wanted ? QEMU_MADV_DODUMP
+                                       : QEMU_MADV_DONTDUMP);
+        applied = wanted;
+        /* and marked before it is read again */
+        smp_mb();
+    }
+}
+
 static const KsmRegionOps guest_ops = {
     .busy = ops_busy,
     .inhibited = ops_inhibited,
+    .mapped = ops_mapped,
 };
 
 static const KsmRegionOps guest_ops_log = {
     .dirty_sync = ops_dirty_sync,
     .busy = ops_busy,
     .inhibited = ops_inhibited,
+    .mapped = ops_mapped,
 };
 
 /* --- giving RAM to the engine and taking it back --- */
@@ -212,6 +237,8 @@ static void guest_attach(KsmGuest *guest)
     g_autoptr(GError) error = NULL;
 
     guest->cpus_inhibit = ksm_inhibited_by_cpus();
+    /* devices are there by now, and nothing is merged before */
+    ksm_runner_share_vmas(guest->runner);
     WITH_QEMU_LOCK_GUARD(&guest->lock) {
         guest->region = ksm_region_add(ksm_runner_engine(guest->runner),
                                        guest->host, guest->size,
@@ -357,6 +384,20 @@ static void guests_switch_log(void)
     ksm_log_switch(on);
 }
 
+/* Devices come and go. */
+static void guests_share_vmas(void)
+{
+    KsmGuest *guest;
+
+    QLIST_FOREACH(guest, &guests, next) {
+        if (guest->region) {
+            /* all have the same runner */
+            ksm_runner_share_vmas(guest->runner);
+            return;
+        }
+    }
+}
+
 /*
  * Once a second is often enough for what waits for something to end, and
  * seldom enough for events that programs act upon.
@@ -365,6 +406,7 @@ static void guests_tick(void *opaque)
 {
     guests_look();
     guests_switch_log();
+    guests_share_vmas();
     guests_look_after(TICK_MS);
 }
 
@@ -458,9 +500,10 @@ bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
     }
     /*
      * A device has been told where RAM is (VFIO): pages it writes to have
-     * memory of their own already, and must not be moved to another.
+     * memory of their own already, and must not be moved to another.  For
+     * those that come meanwhile the op "busy" is asked, page by page.
      */
-    if (ram_block_discard_is_disabled()) {
+    if (ksm_pinned()) {
         error_setg(errp, "cannot unmerge while a device has the memory "
                    "mapped");
         return false;
@@ -487,6 +530,29 @@ bool ksm_guest_discard(KsmGuest *guest, uint64_t start, size_t length,
     }
     *ret = ksm_discard(guest->region, start, length);
     trace_ksm_discard(guest->id, start, length, *ret);
+    return true;
+}
+
+bool ksm_ram_remapped(RAMBlock *block, uint64_t start, uint64_t length)
+{
+    Object *owner = memory_region_owner(block->mr);
+    HostMemoryBackendKsm *ksm;
+    bool dump, merge;
+
+    if (!owner || !object_dynamic_cast(owner, TYPE_MEMORY_BACKEND_KSM)) {
+        return false;
+    }
+    ksm = MEMORY_BACKEND_KSM(owner);
+    dump = MEMORY_BACKEND(ksm)->dump;
+    merge = ksm->scope == MEMORY_KSM_SCOPE_HOST && ksm->tuning.run;
+    trace_ksm_remapped(block->idstr, start, length, dump, merge);
+    /* mapped anew, it is dumped and not mergeable */
+    if (!dump) {
+        qemu_madvise(block->host + start, length, QEMU_MADV_DONTDUMP);
+    }
+    if (merge) {
+        qemu_madvise(block->host + start, length, QEMU_MADV_MERGEABLE);
+    }
     return true;
 }
 
@@ -555,6 +621,7 @@ KsmGuest *ksm_guest_new(HostMemoryBackendKsm *backend)
     guest->block = mr->ram_block;
     guest->host = memory_region_get_ram_ptr(mr);
     guest->size = memory_region_size(mr);
+    guest->dump = -1;
     qemu_mutex_init(&guest->lock);
     /*
      * Explicitly in both cases: unless -machine mem-merge=off, QEMU has
@@ -614,6 +681,13 @@ bool ksm_guest_tune(KsmGuest *guest, Error **errp)
         return false;
     }
     return true;
+}
+
+void ksm_guest_set_dump(KsmGuest *guest, bool dump)
+{
+    qatomic_set(&guest->dump, dump);
+    /* then all is marked, what the engine has just mapped with it */
+    smp_mb();
 }
 
 int ksm_guest_refused(const KsmGuest *guest)

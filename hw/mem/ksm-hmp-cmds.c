@@ -7,8 +7,8 @@
 #include "qemu/osdep.h"
 #include "monitor/hmp.h"
 #include "monitor/monitor.h"
-#include "qapi/error.h"
-#include "qapi/qapi-commands-ksm.h"
+#include "ksm-guest.h"
+#include "qapi/qapi-visit-ksm.h"
 #include "qemu/cutils.h"
 
 /* Names are padded to one width, so that the values stand in a column. */
@@ -153,12 +153,8 @@ static void print_backend(Monitor *mon, MemoryKsmBackendStats *b)
 
 void hmp_info_ksm(Monitor *mon, const QDict *qdict)
 {
-    Error *err = NULL;
-    MemoryKsmStats *stats = qmp_query_ksm_stats(&err);
+    MemoryKsmStats *stats = ksm_stats_query();
 
-    if (hmp_handle_error(mon, err)) {
-        return;
-    }
     if (!stats->backends) {
         monitor_printf(mon, "no memory-backend-ksm\n");
     }

@@ -11,6 +11,7 @@
 #include "hw/core/cpu.h"
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm-hooks.h"
+#include "hw/qdev-core.h"
 #include "ksm-guest.h"
 #include "migration/misc.h"
 #include "qapi/error.h"
@@ -38,6 +39,31 @@ bool ksm_bypassed(void)
     return qatomic_read(&bypass) > 0;
 }
 
+/* How many may pin RAM, or know where it is, in a way that is not seen. */
+static unsigned pins;
+
+void ksm_guests_pin_begin(void)
+{
+    /* full barriers: see ksm_dma_busy() */
+    qatomic_inc(&pins);
+}
+
+void ksm_guests_pin_end(void)
+{
+    qatomic_dec(&pins);
+}
+
+bool ksm_pinned(void)
+{
+    /*
+     * VFIO counts itself, since it disables discards late (a device that joins
+     * a container pins first), or not at all (ccw, ap, mdev with
+     * x-balloon-allowed).  The others disable discards before they pin:
+     * vhost-vdpa, nvme, libblkio.
+     */
+    return qatomic_read(&pins) > 0 || ram_block_discard_is_disabled();
+}
+
 const char *ksm_inhibited(void)
 {
     /*
@@ -54,6 +80,14 @@ const char *ksm_inhibited(void)
     if (ram_block_discard_is_disabled()) {
         return "RAM must stay where it is for a device (VFIO): discarding RAM "
                "is disabled";
+    }
+    /*
+     * The same where a device pins page by page (ccw, ap, mdev): a pinned
+     * page would not be merged, but nobody could tell when a merged one that
+     * was copied on write, and is pinned now, may be replaced.
+     */
+    if (ksm_pinned()) {
+        return "RAM must stay where it is for a device (VFIO)";
     }
     /*
      * RAM is about to be written from the stream, and postcopy needs
@@ -94,18 +128,29 @@ static bool kernel_hides_nested_state(void)
     return major < 6 || (major == 6 && minor < 13);
 }
 
-static bool cpu_has(CPUState *cpu, const char *feature)
+/* A feature of a CPU or of the machine, which many do not know. */
+static bool has_feature(Object *obj, const char *feature)
 {
-    return object_property_find(OBJECT(cpu), feature) &&
-           object_property_get_bool(OBJECT(cpu), feature, NULL);
+    return object_property_find(obj, feature) &&
+           object_property_get_bool(obj, feature, NULL);
 }
 
 const char *ksm_inhibited_by_cpus(void)
 {
     if (kvm_enabled() && first_cpu && kernel_hides_nested_state() &&
-        (cpu_has(first_cpu, "vmx") || cpu_has(first_cpu, "svm"))) {
+        (has_feature(OBJECT(first_cpu), "vmx") ||
+         has_feature(OBJECT(first_cpu), "svm"))) {
         return "the guest can run guests (vmx, svm), which needs Linux 6.13 "
                "or newer here; use -cpu ...,-vmx,-svm";
+    }
+    /*
+     * Memory tags (arm64 MTE) stand beside the bytes of a page, and are not
+     * compared: two pages with different tags would become one.  TCG has them
+     * in memory of their own.
+     */
+    if (kvm_enabled() && has_feature(qdev_get_machine(), "mte")) {
+        return "the guest's memory has tags, which are not compared; use "
+               "-machine mte=off";
     }
     return NULL;
 }

@@ -127,14 +127,31 @@ static void range_add_line(KsmKernelRange *range, const char *line)
     }
 }
 
+/*
+ * A line of smaps that is the head of a mapping:
+ * "55d7c8a2e000-55d7c8a30000 rw-p ...".  No other has a '-' there.
+ */
+static bool line_is_head(const char *line, unsigned long *start,
+                         unsigned long *end)
+{
+    return sscanf(line, "%lx-%lx ", start, end) == 2;
+}
+
+/* The head of a mapping that begins behind @end? */
+static bool line_is_past(const char *line, uintptr_t end)
+{
+    unsigned long from, to;
+
+    return line_is_head(line, &from, &to) && from >= end;
+}
+
 /* The range that a mapping lies in, if the line is the head of a mapping. */
 static bool range_find(KsmKernelRange *ranges, unsigned n_ranges,
                        const char *line, KsmKernelRange **range)
 {
     unsigned long start, end;
 
-    /* "55d7c8a2e000-55d7c8a30000 rw-p ...": no other line has a '-' there */
-    if (sscanf(line, "%lx-%lx ", &start, &end) != 2) {
+    if (!line_is_head(line, &start, &end)) {
         return false;
     }
     *range = NULL;
@@ -157,10 +174,12 @@ void ksm_kernel_read_ranges(const char *proc, KsmKernelRange *ranges,
     g_autofree char *path = g_build_filename(proc, "smaps", NULL);
     g_autofree char *line = NULL;
     KsmKernelRange *range = NULL;
+    uintptr_t end = 0;
     size_t size = 0;
     FILE *file;
 
     for (unsigned i = 0; i < n_ranges; i++) {
+        end = MAX(end, ranges[i].start + ranges[i].size);
         ranges[i] = (KsmKernelRange) {
             .start = ranges[i].start,
             .size = ranges[i].size,
@@ -170,7 +189,8 @@ void ksm_kernel_read_ranges(const char *proc, KsmKernelRange *ranges,
     if (!file) {
         return;
     }
-    while (getline(&line, &size, file) >= 0) {
+    /* no further than needed: for all that is read, page tables are walked */
+    while (getline(&line, &size, file) >= 0 && !line_is_past(line, end)) {
         if (!range_find(ranges, n_ranges, line, &range) && range) {
             range_add_line(range, line);
         }

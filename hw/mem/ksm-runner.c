@@ -11,10 +11,13 @@
 #include "qemu/osdep.h"
 #include "block/aio.h"
 #include "qapi/error.h"
+#include "qemu/coroutine.h"
+#include "qemu/cutils.h"
 #include "qemu/main-loop.h"
 #include "qemu/timer.h"
 #include "ksm-log.h"
 #include "ksm-runner.h"
+#include "ksm-vmas.h"
 #include "system/hostmem-ksm.h"
 #include "trace.h"
 
@@ -27,6 +30,7 @@ struct KsmRunner {
     bool sync_due;      /* a pass has ended: no step before the log is asked */
     uint64_t passes;    /* full scans when last looked at */
     unsigned users;
+    uint64_t vma_reserve;       /* that the engine was told of */
 };
 
 /* The one that new backends use; one that has been put may still be ending. */
@@ -193,6 +197,7 @@ void ksm_runner_put(KsmRunner *runner)
     if (--runner->users == 0) {
         trace_ksm_runner_free(runner);
         current = NULL;
+        qemu_coroutine_limit_pool(UINT_MAX);
         aio_bh_schedule_oneshot(runner->ctx, runner_free, runner);
     }
 }
@@ -208,6 +213,40 @@ void ksm_runner_tune(KsmRunner *runner, const KsmGuestTuning *tuning)
     ksm_engine_set_target_scan(runner->engine, tuning->target_scan_time);
     ksm_engine_set_smart_scan(runner->engine, tuning->smart_scan);
     ksm_runner_kick(runner);
+}
+
+/* 0: not known. */
+static uint64_t max_map_count(void)
+{
+    g_autofree char *text = NULL;
+    const char *end;    /* a newline follows */
+    uint64_t count;
+
+    return g_file_get_contents("/proc/sys/vm/max_map_count", &text, NULL,
+                               NULL) &&
+           qemu_strtou64(text, &end, 10, &count) == 0 ? count : 0;
+}
+
+void ksm_runner_share_vmas(KsmRunner *runner)
+{
+    uint64_t max = max_map_count();
+    KsmStats stats;
+    KsmVmas vmas;
+
+    if (!max) {
+        /* nobody knows: libksm goes by its default, the pool has no limit */
+        return;
+    }
+    ksm_engine_get_stats(runner->engine, &stats);
+    vmas = ksm_vmas_share(max, qemu_coroutine_pool_wanted(),
+                          stats.merged_runs);
+    qemu_coroutine_limit_pool(vmas.pool);
+    /* setting it makes the engine count its mappings */
+    if (vmas.reserve != runner->vma_reserve) {
+        runner->vma_reserve = vmas.reserve;
+        ksm_engine_set_vma_reserve(runner->engine, vmas.reserve);
+    }
+    trace_ksm_share_vmas(runner, vmas.reserve, vmas.pool);
 }
 
 void ksm_runner_kick(KsmRunner *runner)

@@ -43,6 +43,12 @@ KsmEngine *ksm_runner_engine(KsmRunner *runner);
 /* Applies the tuning to the whole engine, except for "run". */
 void ksm_runner_tune(KsmRunner *runner, const KsmGuestTuning *tuning);
 
+/*
+ * Divides vm.max_map_count between the engine and QEMU's coroutines, by the
+ * devices there are and what is merged: to be called when that has changed.
+ */
+void ksm_runner_share_vmas(KsmRunner *runner);
+
 /* Something has changed that the engine cannot see: step it soon. */
 void ksm_runner_kick(KsmRunner *runner);
 

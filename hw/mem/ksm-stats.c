@@ -8,6 +8,7 @@
  */
 
 #include "qemu/osdep.h"
+#include "block/thread-pool.h"
 #include "hw/mem/ksm-balloon.h"
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm.h"
@@ -16,6 +17,8 @@
 #include "qapi/error.h"
 #include "qapi/qapi-commands-ksm.h"
 #include "qapi/util.h"
+#include "qemu/coroutine.h"
+#include "qemu/main-loop.h"
 #include "qom/object_interfaces.h"
 #include "system/hostmem-ksm.h"
 
@@ -129,9 +132,39 @@ static MemoryKsmProcessStats *process_stats(const KsmKernelProcess *kernel)
 typedef struct KsmStatsInput {
     KsmKernelHost host;
     KsmKernelProcess process;
-    GPtrArray *backends;        /* of HostMemoryBackendKsm */
+    GPtrArray *backends;        /* of HostMemoryBackendKsm, with references */
     KsmKernelRange *ranges;     /* one for each of them */
 } KsmStatsInput;
+
+/*
+ * The kernel walks all page tables and mappings for smaps: a few ms per GiB
+ * and per thousand mappings.  So this is done without the BQL.
+ */
+static int input_read(void *opaque)
+{
+    KsmStatsInput *input = opaque;
+
+    ksm_kernel_read_host(KSM_KERNEL_SYSFS, &input->host);
+    ksm_kernel_read_vmstat(KSM_KERNEL_VMSTAT, &input->host);
+    ksm_kernel_read_process(KSM_KERNEL_PROC, &input->process);
+    if (input->backends->len) {
+        ksm_kernel_read_ranges(KSM_KERNEL_PROC, input->ranges,
+                               input->backends->len);
+    }
+    return 0;
+}
+
+static void input_read_unlocked(KsmStatsInput *input)
+{
+    if (qemu_in_coroutine()) {
+        thread_pool_submit_co(input_read, input);
+        return;
+    }
+    /* as a monitor command that waits for a vCPU (run_on_cpu) */
+    bql_unlock();
+    input_read(input);
+    bql_lock();
+}
 
 /* State and reasons of a backend whose memory the kernel merges. */
 static void kernel_backend_reasons(HostMemoryBackendKsm *ksm,
@@ -362,41 +395,44 @@ static int backend_collect(Object *obj, void *opaque)
 {
     if (object_dynamic_cast(obj, TYPE_MEMORY_BACKEND_KSM) &&
         MEMORY_BACKEND_KSM(obj)->guest) {
-        g_ptr_array_add(opaque, obj);
+        g_ptr_array_add(opaque, object_ref(obj));
     }
     return 0;
 }
 
-MemoryKsmStats *qmp_query_ksm_stats(Error **errp)
+MemoryKsmStats *ksm_stats_query(void)
 {
-    g_autoptr(GPtrArray) backends = g_ptr_array_new();
+    g_autoptr(GPtrArray) backends = g_ptr_array_new_full(4, object_unref);
     g_autofree KsmKernelRange *ranges = NULL;
     MemoryKsmStats *stats = g_new0(MemoryKsmStats, 1);
     KsmStatsInput input = { .backends = backends };
     MemoryKsmBackendStatsList **tail = &stats->backends;
 
     object_child_foreach(object_get_objects_root(), backend_collect, backends);
-    ranges = g_new0(KsmKernelRange, backends->len);
+    input.ranges = ranges = g_new0(KsmKernelRange, backends->len);
     for (unsigned i = 0; i < backends->len; i++) {
         HostMemoryBackend *backend = MEMORY_BACKEND(backends->pdata[i]);
 
         ranges[i].start = (uintptr_t)memory_region_get_ram_ptr(&backend->mr);
         ranges[i].size = memory_region_size(&backend->mr);
     }
-    ksm_kernel_read_host(KSM_KERNEL_SYSFS, &input.host);
-    ksm_kernel_read_vmstat(KSM_KERNEL_VMSTAT, &input.host);
-    ksm_kernel_read_process(KSM_KERNEL_PROC, &input.process);
-    if (backends->len) {
-        ksm_kernel_read_ranges(KSM_KERNEL_PROC, ranges, backends->len);
-    }
+    input_read_unlocked(&input);
     stats->host = host_stats(&input.host);
     stats->process = process_stats(&input.process);
     for (unsigned i = 0; i < backends->len; i++) {
         HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(backends->pdata[i]);
 
-        QAPI_LIST_APPEND(tail, backend_stats(ksm, &input, &ranges[i]));
+        /* it may have been deleted meanwhile */
+        if (OBJECT(ksm)->parent) {
+            QAPI_LIST_APPEND(tail, backend_stats(ksm, &input, &ranges[i]));
+        }
     }
     return stats;
+}
+
+MemoryKsmStats *coroutine_fn qmp_query_ksm_stats(Error **errp)
+{
+    return ksm_stats_query();
 }
 
 void qmp_ksm_unmerge(const char *id, bool has_offset, uint64_t offset,

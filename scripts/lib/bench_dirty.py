@@ -227,7 +227,7 @@ def idle_cpu(session: Session, source: str, image: Path, mib: int) -> Metrics:
     spec = GuestSpec(
         memory_mib=mib,
         cache_mib=mib // 16,
-        private_mib=mib // 4,
+        private_mib=mib // 2,
         load=0,
         userland=False,
         # khugepaged copies all of a guest's memory once, for many minutes:
@@ -237,7 +237,6 @@ def idle_cpu(session: Session, source: str, image: Path, mib: int) -> Metrics:
             "scope": "vm",
             "dirty-tracking": source,
             "max-cpu": "100",
-            "prealloc": "on",
         },
     )
     with Guest(spec, image) as guest:

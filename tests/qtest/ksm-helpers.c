@@ -196,6 +196,42 @@ bool ksm_vma_has(QTestState *qts, size_t size, const char *flag)
     return has;
 }
 
+uintptr_t ksm_host_address(QTestState *qts, uint64_t addr)
+{
+    g_autofree char *answer = qtest_hmp(qts, "gpa2hva 0x%" PRIx64, addr);
+    const char *at = strstr(answer, " is 0x");
+    uintptr_t host;
+
+    g_assert_nonnull(at);
+    g_assert_cmpint(sscanf(at, " is 0x%" SCNxPTR, &host), ==, 1);
+    return host;
+}
+
+KsmVmas ksm_vmas_count(QTestState *qts, uintptr_t start, size_t size,
+                       const char *flag)
+{
+    g_autofree char *path = g_strdup_printf("/proc/%d/smaps", qtest_pid(qts));
+    g_autofree char *word = g_strdup_printf(" %s ", flag);
+    g_autofree char *line = NULL;
+    FILE *smaps = fopen(path, "re");
+    KsmVmas vmas = { };
+    size_t capacity = 0;
+    uintptr_t from, to;
+    bool inside = false;
+
+    g_assert_nonnull(smaps);
+    while (getline(&line, &capacity, smaps) >= 0) {
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &from, &to) == 2) {
+            inside = from < start + size && to > start;
+        } else if (inside && g_str_has_prefix(line, "VmFlags:")) {
+            vmas.all++;
+            vmas.flagged += strstr(line, word) != NULL;
+        }
+    }
+    fclose(smaps);
+    return vmas;
+}
+
 QDict *ksm_stats(QTestState *qts)
 {
     return qtest_qmp_assert_success_ref(qts,
@@ -244,4 +280,18 @@ void ksm_qom_set(QTestState *qts, const char *id, const char *property,
                              "{'path': %s, 'property': %s, 'value': %p}}",
                              path, property,
                              qobject_from_json(json, &error_abort));
+}
+
+void ksm_qom_set_fails(QTestState *qts, const char *id, const char *property,
+                       const char *json, const char *message)
+{
+    g_autofree char *path = g_strdup_printf("/objects/%s", id);
+    QDict *error = qtest_qmp_assert_failure_ref(
+        qts, "{'execute': 'qom-set', 'arguments': {'path': %s, "
+        "'property': %s, 'value': %p}}", path, property,
+        qobject_from_json(json, &error_abort));
+
+    g_test_message("%s", qdict_get_str(error, "desc"));
+    g_assert_nonnull(strstr(qdict_get_str(error, "desc"), message));
+    qobject_unref(error);
 }

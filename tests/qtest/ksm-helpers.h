@@ -68,6 +68,18 @@ typedef struct KsmVma {
 bool ksm_vma_find(QTestState *qts, size_t size, KsmVma *vma);
 bool ksm_vma_has(QTestState *qts, size_t size, const char *flag);
 
+/* Where the guest's physical address is in QEMU. */
+uintptr_t ksm_host_address(QTestState *qts, uint64_t addr);
+
+/* How many VMAs there are in a range, and how many of them have the flag. */
+typedef struct KsmVmas {
+    unsigned all;
+    unsigned flagged;
+} KsmVmas;
+
+KsmVmas ksm_vmas_count(QTestState *qts, uintptr_t start, size_t size,
+                       const char *flag);
+
 /* The answer to query-ksm-stats, the caller unrefs it; parts of it. */
 QDict *ksm_stats(QTestState *qts);
 QDict *ksm_stats_host(QDict *stats);
@@ -78,5 +90,9 @@ const char *ksm_reason(QDict *entry, const char *kind);
 
 void ksm_qom_set(QTestState *qts, const char *id, const char *property,
                  const char *json);
+
+/* The same, which must fail, with an error that has @message in it. */
+void ksm_qom_set_fails(QTestState *qts, const char *id, const char *property,
+                       const char *json, const char *message);
 
 #endif /* TESTS_QTEST_KSM_HELPERS_H */

@@ -218,6 +218,69 @@ static void test_not_for_ksmd(void)
     qtest_quit(qts);
 }
 
+/* Nor may it be marked later, which would not end at the guest. */
+static void test_merge_property(void)
+{
+    g_autofree uint8_t *area = NULL;
+    QTestState *qts;
+    KsmVmas vmas;
+
+    if (skip()) {
+        return;
+    }
+    qts = qtest_init(MACHINE("scope=vm"));
+    area = merge_copies(qts);
+    ksm_qom_set_fails(qts, "ram0", "merge", "false", "use 'run'");
+    ksm_qom_set(qts, "ram0", "merge", "true");
+    vmas = ksm_vmas_count(qts, ksm_host_address(qts, 0), 64 * MIB, "mg");
+    g_assert_cmpuint(vmas.all, >, 2);
+    g_assert_cmpuint(vmas.flagged, ==, 0);
+    check_copies(qts, area);
+    qtest_quit(qts);
+}
+
+/*
+ * Core dumps have all of the memory or none of it, whatever of it is merged
+ * afterwards.  @addr: of two areas that were not written yet.
+ */
+static void dump_change(QTestState *qts, bool dump, uint64_t addr)
+{
+    g_autofree uint8_t *area = area_new();
+    int64_t merged = stat_get(qts, "ram0", "pages-merged");
+    KsmVmas vmas;
+
+    ksm_qom_set(qts, "ram0", "dump", dump ? "true" : "false");
+    for (unsigned i = 0; i < AREA; i += PAGE) {
+        area[i] ^= addr >> 20;
+    }
+    area_write(qts, addr, area);
+    area_write(qts, addr + AREA, area);
+    wait_stat(qts, "pages-merged", merged + AREA_PAGES * 2 * 9 / 10);
+    ksm_qom_set(qts, "ram0", "run", "false");
+    vmas = ksm_vmas_count(qts, ksm_host_address(qts, 0), 64 * MIB, "dd");
+    g_assert_cmpuint(vmas.flagged, ==, dump ? 0 : vmas.all);
+    g_assert_cmpuint(vmas.all, >, 2);
+    area_check(qts, addr, area);
+    area_check(qts, addr + AREA, area);
+    ksm_qom_set(qts, "ram0", "run", "true");
+}
+
+static void test_dump_property(const void *opaque)
+{
+    bool dump = !g_str_equal(opaque, "on");
+    QTestState *qts;
+
+    if (skip()) {
+        return;
+    }
+    qts = qtest_initf(MACHINE("scope=vm,dump=%s"), (const char *)opaque);
+    for (unsigned i = 0; i < 3; i++) {
+        dump_change(qts, dump, (16 + 12 * i) * MIB);
+        dump = !dump;
+    }
+    qtest_quit(qts);
+}
+
 static void test_two_scopes(void)
 {
     QTestState *qts;
@@ -253,8 +316,8 @@ static void test_object_del(void)
     for (int i = 0; i < 5; i++) {
         qtest_qmp_assert_success(
             qts, "{'execute': 'object-add', 'arguments': {'qom-type': "
-            "'memory-backend-ksm', 'id': 'r', 'size': %d, 'scope': %s, "
-            "'prealloc': true}}", 8 * MIB, "vm");
+            "'memory-backend-ksm', 'id': 'r', 'size': %d, 'scope': %s}}",
+            8 * MIB, "vm");
         g_usleep(20 * 1000 * i);
         qtest_qmp_assert_success(qts, "{'execute': 'object-del', "
                                  "'arguments': {'id': 'r'}}");
@@ -381,7 +444,7 @@ static void test_iothread(void)
         qtest_qmp_assert_success(
             qts, "{'execute': 'object-add', 'arguments': {'qom-type': "
             "'memory-backend-ksm', 'id': 'r', 'size': %d, 'scope': 'vm', "
-            "'prealloc': true, 'iothread': 'io0'}}", 8 * MIB);
+            "'iothread': 'io0'}}", 8 * MIB);
         if (i == 2) {
             qtest_qmp_assert_success(qts, "{'execute': 'object-del', "
                                      "'arguments': {'id': 'io0'}}");
@@ -570,6 +633,11 @@ int main(int argc, char **argv)
     qtest_add_func("ksm/merge/supported", test_supported);
     qtest_add_func("ksm/merge/vm", test_vm);
     qtest_add_func("ksm/merge/not-for-ksmd", test_not_for_ksmd);
+    qtest_add_func("ksm/merge/merge-property", test_merge_property);
+    qtest_add_data_func("ksm/merge/dump-property-on", "on",
+                        test_dump_property);
+    qtest_add_data_func("ksm/merge/dump-property-off", "off",
+                        test_dump_property);
     qtest_add_func("ksm/merge/two-scopes", test_two_scopes);
     qtest_add_func("ksm/merge/object-del", test_object_del);
     qtest_add_func("ksm/merge/migrate-to-plain", test_migrate);

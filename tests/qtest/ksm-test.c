@@ -17,6 +17,7 @@
 #include "qemu/cutils.h"
 #include "ksm-helpers.h"
 #include <linux/mman.h>
+#include <sys/syscall.h>
 
 /* A size no other mapping of QEMU has, so that the VMA can be found. */
 #define SIZE (42 << 20)
@@ -36,6 +37,8 @@ static const Refusal refusals[] = {
     { "merge", OBJECT ",merge=off", "property 'merge' of" },
     { "mem-merge", "-machine mem-merge=off " OBJECT,
       "Its default comes from -machine mem-merge" },
+    { "prealloc", OBJECT ",prealloc=on", "property 'prealloc' of" },
+    { "mem-prealloc", "-mem-prealloc " OBJECT, "without -mem-prealloc" },
     { "mem-lock", "-overcommit mem-lock=on " OBJECT,
       "locked memory is not merged" },
     { "mem-lock-on-fault", "-overcommit mem-lock=on-fault " OBJECT,
@@ -179,18 +182,10 @@ static void test_in_use(void)
     qtest_quit(qts);
 }
 
-/* A qom-set that must fail, with a message that has @message in it. */
-static void qom_set_fails(QTestState *qts, const char *property,
-                          const char *json, const char *message)
+static void set_fails(QTestState *qts, const char *property,
+                      const char *json, const char *message)
 {
-    QDict *error = qtest_qmp_assert_failure_ref(
-        qts, "{'execute': 'qom-set', 'arguments': {'path': '/objects/ram0', "
-        "'property': %s, 'value': %p}}", property,
-        qobject_from_json(json, &error_abort));
-
-    g_test_message("%s", qdict_get_str(error, "desc"));
-    g_assert_nonnull(strstr(qdict_get_str(error, "desc"), message));
-    qobject_unref(error);
+    ksm_qom_set_fails(qts, "ram0", property, json, message);
 }
 
 static void test_qmp_bad_input(void)
@@ -202,19 +197,23 @@ static void test_qmp_bad_input(void)
         qts, "{'execute': 'query-ksm-stats', 'arguments': {'all': true}}");
     g_assert_nonnull(strstr(qdict_get_str(error, "desc"), "'all'"));
     qobject_unref(error);
-    qom_set_fails(qts, "scope", "\"vm\"", "cannot change property 'scope'");
-    qom_set_fails(qts, "scope", "\"x\"", "does not accept value 'x'");
-    qom_set_fails(qts, "group", "\"x\"", "cannot change property 'group'");
-    qom_set_fails(qts, "dirty-tracking", "\"log\"", "cannot change property");
-    qom_set_fails(qts, "free-policy", "\"lazy\"", "cannot change property");
-    qom_set_fails(qts, "merge-across-nodes", "true", "cannot change property");
-    qom_set_fails(qts, "max-cpu", "0", "must be 1 to 100");
-    qom_set_fails(qts, "max-cpu", "20", "not available in this build");
-    qom_set_fails(qts, "target-scan-time", "20", "not available");
-    qom_set_fails(qts, "smart-scan", "false", "not available");
-    qom_set_fails(qts, "run", "1", "Invalid parameter type for 'run'");
-    qom_set_fails(qts, "size", "1", "cannot change property size");
-    qom_set_fails(qts, "share", "true", "cannot change property");
+    set_fails(qts, "scope", "\"vm\"", "cannot change property 'scope'");
+    set_fails(qts, "scope", "\"x\"", "does not accept value 'x'");
+    set_fails(qts, "group", "\"x\"", "cannot change property 'group'");
+    set_fails(qts, "dirty-tracking", "\"log\"", "cannot change property");
+    set_fails(qts, "free-policy", "\"lazy\"", "cannot change property");
+    set_fails(qts, "merge-across-nodes", "true", "cannot change property");
+    set_fails(qts, "max-cpu", "0", "must be 1 to 100");
+    set_fails(qts, "max-cpu", "20", "not available in this build");
+    set_fails(qts, "target-scan-time", "20", "not available");
+    set_fails(qts, "smart-scan", "false", "not available");
+    set_fails(qts, "run", "1", "Invalid parameter type for 'run'");
+    set_fails(qts, "size", "1", "cannot change property size");
+    set_fails(qts, "share", "true", "cannot change property");
+    set_fails(qts, "reserve", "false", "cannot change");
+    set_fails(qts, "prealloc", "true", "would unmerge it");
+    set_fails(qts, "policy", "\"bind\"", "'policy'");
+    set_fails(qts, "host-nodes", "[0]", "'host-nodes'");
     qtest_quit(qts);
 }
 
@@ -295,14 +294,30 @@ static void test_run(void)
     qtest_quit(qts);
 }
 
-/* qom-set merge=off is the parent's: the memory is then not mergeable. */
-static void test_unmarked(void)
+/* What is merged is not for the property of memory-backend-ram to say. */
+static void test_merge(void)
 {
     QTestState *qts = qtest_init(RAM);
-    QDict *stats;
 
-    ksm_qom_set(qts, "ram0", "merge", "false");
-    stats = ksm_stats(qts);
+    ksm_qom_set_fails(qts, "ram0", "merge", "false",
+                      "cannot change property 'merge' of memory-backend-ksm: "
+                      "use 'run'");
+    ksm_qom_set(qts, "ram0", "merge", "true");
+    assert_run(qts, true);
+    ksm_qom_set(qts, "ram0", "run", "false");
+    ksm_qom_set(qts, "ram0", "merge", "true");
+    assert_run(qts, false);
+    qtest_quit(qts);
+}
+
+/* The kernel has no memory to mark all of the RAM: the guest runs. */
+static void test_unmarked(void)
+{
+    KsmFault fault = { .nr = SYS_madvise, .arg = 1, .value = SIZE,
+                       .err = ENOMEM };
+    QTestState *qts = ksm_init_fault(&fault, RAM);
+    QDict *stats = ksm_stats(qts);
+
     g_assert_nonnull(ksm_reason(ksm_stats_backend(stats, "ram0"), "refused"));
     qobject_unref(stats);
     qtest_quit(qts);
@@ -310,23 +325,14 @@ static void test_unmarked(void)
 
 static void test_attributes(void)
 {
-    QTestState *qts = qtest_init(RAM ",dump=off,prealloc=on,"
-                                 "prealloc-threads=2");
-    QDict *stats;
-    KsmVma vma;
+    QTestState *qts = qtest_init(RAM ",dump=off,reserve=off");
 
-    g_assert_true(ksm_vma_find(qts, SIZE, &vma));
-    g_assert_cmpuint(vma.resident, ==, SIZE);
-    g_assert_nonnull(strstr(vma.flags, " dd "));
-    g_free(vma.flags);
-    stats = ksm_stats(qts);
-    g_assert_cmpint(qdict_get_int(ksm_stats_backend(stats, "ram0"),
-                                  "resident"), ==, SIZE);
-    qobject_unref(stats);
-    qtest_quit(qts);
-
-    qts = qtest_init(RAM ",reserve=off");
+    g_assert_true(ksm_vma_has(qts, SIZE, "dd"));
     g_assert_true(ksm_vma_has(qts, SIZE, "nr"));
+    ksm_qom_set(qts, "ram0", "dump", "true");
+    g_assert_false(ksm_vma_has(qts, SIZE, "dd"));
+    ksm_qom_set(qts, "ram0", "dump", "false");
+    g_assert_true(ksm_vma_has(qts, SIZE, "dd"));
     qtest_quit(qts);
 }
 
@@ -639,6 +645,9 @@ static void test_hmp(void)
 
 int main(int argc, char **argv)
 {
+    if (argc > 1 && g_str_equal(argv[1], KSM_FAULT_OPTION)) {
+        return ksm_fault_exec(argc, argv);
+    }
     g_test_init(&argc, &argv, NULL);
     for (int i = 0; i < ARRAY_SIZE(refusals); i++) {
         g_autofree char *path = g_strdup_printf("ksm/refused/%s",
@@ -656,6 +665,7 @@ int main(int argc, char **argv)
     qtest_add_func("ksm/help", test_help);
     qtest_add_func("ksm/host/mergeable", test_mergeable);
     qtest_add_func("ksm/host/run", test_run);
+    qtest_add_func("ksm/host/merge", test_merge);
     qtest_add_func("ksm/host/unmarked", test_unmarked);
     qtest_add_func("ksm/host/attributes", test_attributes);
     qtest_add_func("ksm/host/policy", test_policy);

@@ -14,6 +14,7 @@
 #include "exec/cpu-common.h"
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm-hooks.h"
+#include "hw/qdev-core.h"
 #include "migration/misc.h"
 #include "qemu/module.h"
 #include "qom/object.h"
@@ -34,6 +35,13 @@ static struct {
 
 bool kvm_allowed;
 CPUTailQ cpus_queue = QTAILQ_HEAD_INITIALIZER(cpus_queue);
+
+static Object *machine;
+
+Object *qdev_get_machine(void)
+{
+    return machine;
+}
 
 bool ram_block_discard_is_disabled(void)
 {
@@ -171,10 +179,48 @@ static void test_dma_bypass(void)
     ksm_dma_free(dma);
 }
 
+/*
+ * A device that may pin memory comes when the engine has asked for inhibitors
+ * already, and taken pages out or write-protected them: it is asked for again,
+ * and all of it stays where it is.
+ */
+static void test_dma_pinned(void)
+{
+    uint8_t *host = (uint8_t *)KSM_CHUNK_SIZE;
+    KsmDma *dma = ksm_dma_new(host, KSM_CHUNK_SIZE);
+
+    nothing();
+    g_assert_false(ksm_pinned());
+    g_assert_false(ksm_dma_busy(dma, host, KSM_PAGE_SIZE));
+    /* vhost-vdpa, nvme, libblkio */
+    now.discards_disabled = true;
+    g_assert_true(ksm_pinned());
+    g_assert_true(ksm_dma_busy(dma, host, KSM_PAGE_SIZE));
+    nothing();
+    /* two VFIO containers, which let discards be (ccw, mdev) */
+    ksm_guests_pin_begin();
+    ksm_guests_pin_begin();
+    ksm_guests_pin_end();
+    g_assert_true(ksm_pinned());
+    g_assert_true(ksm_dma_busy(dma, host, KSM_PAGE_SIZE));
+    assert_inhibited("for a device (VFIO)");
+    ksm_guests_pin_end();
+    g_assert_false(ksm_pinned());
+    g_assert_false(ksm_dma_busy(dma, host, KSM_PAGE_SIZE));
+    g_assert_null(ksm_inhibited());
+    ksm_dma_free(dma);
+}
+
 static bool feature_get(Object *cpu, Error **errp)
 {
     return true;
 }
+
+static const TypeInfo machine_type = {
+    .name = "ksm-test-machine",
+    .parent = TYPE_OBJECT,
+    .instance_size = sizeof(Object),
+};
 
 static const TypeInfo cpu_type = {
     .name = "ksm-test-cpu",
@@ -202,7 +248,7 @@ static void test_nested(void)
         { false, "vmx", "6.12.48", false },
     };
 
-    type_register_static(&cpu_type);
+    machine = object_new("ksm-test-machine");
     g_assert_null(ksm_inhibited_by_cpus());
     for (int i = 0; i < ARRAY_SIZE(cases); i++) {
         Object *cpu = object_new("ksm-test-cpu");
@@ -219,16 +265,54 @@ static void test_nested(void)
         QTAILQ_REMOVE_RCU(&cpus_queue, (CPUState *)cpu, node);
         object_unref(cpu);
     }
+    object_unref(machine);
+    machine = NULL;
+}
+
+/* Memory tags of the guest are in memory that KVM alone sees. */
+static void test_tags(void)
+{
+    static const struct {
+        bool kvm;
+        const char *property;
+        bool inhibited;
+    } cases[] = {
+        { true, "mte", true },
+        { true, "secure", false },
+        { true, NULL, false },
+        { false, "mte", false },
+    };
+
+    for (int i = 0; i < ARRAY_SIZE(cases); i++) {
+        const char *reason;
+
+        nothing();
+        machine = object_new("ksm-test-machine");
+        kvm_allowed = cases[i].kvm;
+        if (cases[i].property) {
+            object_property_add_bool(machine, cases[i].property, feature_get,
+                                     NULL);
+        }
+        reason = ksm_inhibited_by_cpus();
+        g_assert_cmpint(reason != NULL, ==, cases[i].inhibited);
+        g_assert_true(!reason || strstr(reason, "mte=off"));
+        object_unref(machine);
+        machine = NULL;
+    }
 }
 
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     module_call_init(MODULE_INIT_QOM);
+    type_register_static(&cpu_type);
+    type_register_static(&machine_type);
     g_test_add_func("/ksm-inhibit/reasons", test_reasons);
     g_test_add_func("/ksm-inhibit/bypass", test_bypass);
     g_test_add_func("/ksm-inhibit/dma", test_dma);
     g_test_add_func("/ksm-inhibit/dma-bypass", test_dma_bypass);
+    g_test_add_func("/ksm-inhibit/dma-pinned", test_dma_pinned);
     g_test_add_func("/ksm-inhibit/nested", test_nested);
+    g_test_add_func("/ksm-inhibit/tags", test_tags);
     return g_test_run();
 }

@@ -9,6 +9,8 @@
 #ifndef HW_MEM_KSM_HOOKS_H
 #define HW_MEM_KSM_HOOKS_H
 
+#include "qemu/typedefs.h"
+
 typedef struct KsmGuest KsmGuest;
 
 #ifdef CONFIG_LINUX
@@ -50,6 +52,25 @@ void ksm_guests_make_room(void);
 void ksm_guests_bypass_begin(void);
 void ksm_guests_bypass_end(void);
 
+/**
+ * ksm_guests_pin_begin, ksm_guests_pin_end: a device may pin any RAM from now
+ * on, or be told where it is.  To be called before it does so for the first
+ * time, and after it has let go of all of it.
+ */
+void ksm_guests_pin_begin(void);
+void ksm_guests_pin_end(void);
+
+/**
+ * ksm_ram_remapped: a range of RAM was discarded after a memory error, and
+ * may have been mapped anew.
+ *
+ * QEMU would mark it for the kernel's KSM, as -machine mem-merge says, and
+ * for core dumps, as -machine dump-guest-core says.
+ *
+ * Return: true if it is of a memory-backend-ksm, and is as that wants it.
+ */
+bool ksm_ram_remapped(RAMBlock *block, uint64_t start, uint64_t length);
+
 #else
 
 static inline bool ksm_guest_discard(KsmGuest *guest, uint64_t start,
@@ -74,6 +95,20 @@ static inline void ksm_guests_bypass_begin(void)
 
 static inline void ksm_guests_bypass_end(void)
 {
+}
+
+static inline void ksm_guests_pin_begin(void)
+{
+}
+
+static inline void ksm_guests_pin_end(void)
+{
+}
+
+static inline bool ksm_ram_remapped(RAMBlock *block, uint64_t start,
+                                    uint64_t length)
+{
+    return false;
 }
 
 #endif /* CONFIG_LINUX */

@@ -54,6 +54,12 @@ void ksm_guest_free(KsmGuest *guest);
 bool ksm_guest_tune(KsmGuest *guest, Error **errp);
 
 /**
+ * ksm_guest_set_dump: core dumps are to have the memory, or not.  To be called
+ * before that is changed for all of the memory.
+ */
+void ksm_guest_set_dump(KsmGuest *guest, bool dump);
+
+/**
  * ksm_guest_unmerge: gives a range of the RAM memory of its own again, with
  * its content.  The backend's property "run" must be off.
  *

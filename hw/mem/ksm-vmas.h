@@ -1,0 +1,30 @@
+/*
+ * Who may have how many mappings of vm.max_map_count
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * A process may have 65530 mappings unless told otherwise.  What is merged
+ * takes two each run, a coroutine's stack takes two; QEMU ends when it cannot
+ * have a stack, and its pool of coroutines by itself assumes that all but
+ * KSM_VMAS_FIXED are for stacks.  So there is one budget for both.
+ */
+#ifndef HW_MEM_KSM_VMAS_H
+#define HW_MEM_KSM_VMAS_H
+
+/* For all else, as util/qemu-coroutine.c has it: libraries, vhost-user ... */
+#define KSM_VMAS_FIXED 5000
+
+typedef struct KsmVmas {
+    uint64_t reserve;       /* mappings that merging leaves to the others */
+    unsigned pool;          /* coroutines that may be pooled */
+} KsmVmas;
+
+/*
+ * @max_map_count: what the host allows
+ * @wanted: coroutines that devices want to be pooled
+ * @runs: runs that are merged now; these are not given back
+ */
+KsmVmas ksm_vmas_share(uint64_t max_map_count, unsigned wanted,
+                       uint64_t runs);
+
+#endif /* HW_MEM_KSM_VMAS_H */

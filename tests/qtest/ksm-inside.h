@@ -1,0 +1,27 @@
+/*
+ * What a test does, and sees, inside QEMU
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#ifndef TESTS_QTEST_KSM_INSIDE_H
+#define TESTS_QTEST_KSM_INSIDE_H
+
+/* Names the file that both sides map. */
+#define KSM_INSIDE_ENV "KSM_INSIDE"
+
+typedef struct KsmInside {
+    /*
+     * When statistics are read next by the main thread ("info ksm"), QEMU is
+     * told of a memory error at this address, as by the kernel; then this is
+     * 0 again.
+     */
+    uint64_t error_at;
+    /* who opens /proc/self/smaps to read statistics waits while this is set */
+    uint32_t hold;
+    uint32_t held;          /* so many wait */
+    /* so often it was opened, by the main thread and by others */
+    uint32_t opened_by_main;
+    uint32_t opened_by_others;
+} KsmInside;
+
+#endif /* TESTS_QTEST_KSM_INSIDE_H */
