@@ -137,6 +137,10 @@ def refusals(root: Element) -> list[str]:
         found.append("<hugepages/>: pages of hugetlbfs cannot be merged")
     if has("locked"):
         found.append("<locked/>: locked memory cannot be merged")
+    if has("allocation[@mode='immediate']"):
+        found.append(
+            "<allocation mode='immediate'/>: merging gives back what was allocated"
+        )
     if root.xpath(".//@mode[.='shared'][parent::access] | .//@memAccess[.='shared']"):
         found.append("shared memory cannot be merged (access mode, memAccess)")
     if root.xpath("./devices/memory[@access='shared']"):

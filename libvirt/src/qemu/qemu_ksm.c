@@ -108,6 +108,10 @@ qemuKsmValidateDomain(const virDomainDef *def,
         return qemuKsmRefuse("<locked/>",
                              _("locked memory cannot be merged"));
     }
+    if (def->mem.allocation == VIR_DOMAIN_MEMORY_ALLOCATION_IMMEDIATE) {
+        return qemuKsmRefuse("<allocation mode='immediate'/>",
+                             _("merging gives back what was allocated"));
+    }
     return qemuKsmValidateAccess(def);
 }
 

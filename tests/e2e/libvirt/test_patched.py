@@ -119,6 +119,10 @@ REFUSED = {
         {"backing": KSM + "<locked/>"},
         "<locked/> is not allowed with memory source 'ksm'",
     ),
+    "allocation": (
+        {"backing": KSM + "<allocation mode='immediate'/>"},
+        "<allocation mode='immediate'/> is not allowed with memory source 'ksm'",
+    ),
     "shared": (
         {"backing": KSM + "<access mode='shared'/>"},
         "shared memory is not allowed with memory source 'ksm': "

@@ -206,6 +206,7 @@ def test_native_needs_a_libvirt_that_knows_it(host: Daemon, tmp_path: Path) -> N
         ("<nosharepages/>", "asks for the opposite"),
         ("<hugepages/>", "hugetlbfs"),
         ("<locked/>", "locked memory"),
+        ("<allocation mode='immediate'/>", "gives back what was allocated"),
         ("<access mode='shared'/>", "shared memory cannot be merged"),
         ("<source type='memfd'/>", "only anonymous memory"),
     ],
