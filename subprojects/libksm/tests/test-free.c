@@ -93,6 +93,17 @@ static void test_eager(void)
     ksm_freer_free(freer);
 }
 
+/* Huge pages are to be told from small ones; Linux 6.7. */
+static bool have_pagemap_scan(void)
+{
+    int fd = prim.open_read("/proc/self/pagemap");
+    PmScan nothing = { .fd = fd };
+    ssize_t n = prim.pagemap(&nothing);
+
+    prim.close(fd);
+    return n >= 0;
+}
+
 /* What stays free is given back; what was written in the meantime is kept. */
 static void test_decay(void)
 {
@@ -107,6 +118,9 @@ static void test_decay(void)
         g_test_skip("the host is short of memory at present");
     } else if (ksm_freer_step(freer) < 0) {
         g_test_skip("the host has swap: what is free is left to reclaim");
+    } else if (!have_pagemap_scan()) {
+        g_test_skip("the kernel lacks PAGEMAP_SCAN (Linux 6.7): what is free "
+                    "is left to reclaim");
     } else {
         for (size_t i = 0; i < PAGES; i += 2) {
             memory[i * KSM_PAGE_SIZE] = 'y';
