@@ -32,6 +32,7 @@
 #include "engine.h"
 #include "prim.h"
 #include "prop-watch.h"
+#include "slower.h"
 #include "tsan.h"
 
 #define PAGE KSM_PAGE_SIZE
@@ -904,6 +905,7 @@ static void parse(int argc, char **argv)
 int main(int argc, char **argv)
 {
     parse(argc, argv);
+    slower_init();
     make_engines();
     printf("TAP version 13\n1..1\n# seed %" PRIu64 ", %g s, %d threads\n",
            T.seed, T.seconds, T.threads);

@@ -28,6 +28,7 @@
 #include "libksm.h"
 #include "prim.h"
 #include "slow-file.h"
+#include "slower.h"
 
 #define PAGE KSM_PAGE_SIZE
 #define CHUNK KSM_CHUNK_SIZE
@@ -842,6 +843,7 @@ int main(int argc, char **argv)
     g_autoptr(GError) error = NULL;
 
     g_test_init(&argc, &argv, NULL);
+    slower_init();
     if (!ksm_supported(&error)) {
         printf("1..0 # SKIP %s\n", error->message);
         return 77;

@@ -1,0 +1,34 @@
+/*
+ * libksm tests: on a machine that is slower than any the engine is made for
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The engine measures what isolating pages costs and leaves alone what does
+ * not pay.  An emulated CPU is some hundred times as slow, so that next to
+ * nothing would: KSM_TEST_SLOWER=n has the engine see an n-th of its time.
+ */
+#ifndef KSM_SLOWER_H
+#define KSM_SLOWER_H
+
+#include <stdlib.h>
+
+#include "prim.h"
+
+static uint64_t slower_factor = 1;
+
+static uint64_t slower_cpu_ns(void)
+{
+    return prim_real.cpu_ns() / slower_factor;
+}
+
+static inline void slower_init(void)
+{
+    const char *text = getenv("KSM_TEST_SLOWER");
+
+    if (text && atoi(text) > 1) {
+        slower_factor = atoi(text);
+        prim.cpu_ns = slower_cpu_ns;
+    }
+}
+
+#endif
