@@ -343,6 +343,29 @@ def step_libvirt_trixie(step: Step) -> Result:
     return step_libvirt(step, "trixie", "libvirt-trixie")
 
 
+def kernels(step: Step, *options: str) -> Result:
+    build = libksm_build(step, "libksm", "--buildtype=debugoptimized", "--werror")
+    if isinstance(build, Result):
+        return build
+    return with_qemu(
+        step,
+        lambda: step.counted(
+            "kernels", "python", "scripts/lib/kernels.py", build, *options, minutes=90
+        ),
+    )
+
+
+def step_kernels(step: Step) -> Result:
+    return kernels(step)
+
+
+def step_kernels_quick(step: Step) -> Result:
+    result = kernels(step, "--quick")
+    # what is made of what a guest says: QEMU is there by now
+    result.add(step.pytest("kernels", "tests/kernels"))
+    return result
+
+
 STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
     "style": (step_style, "ruff, mypy, shellcheck, licence lines, checkpatch.pl"),
     "graft": (step_graft, "scripts/graft and its tables"),
@@ -352,14 +375,23 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
     "qtest": (step_qtest, "our qtests of the grafted QEMU"),
     "qemu": (step_qemu, "QEMU's own tests with guest RAM on our backend"),
     "e2e": (step_e2e, "real guests: the demo, statistics, bad input"),
+    "kernels-quick": (
+        step_kernels_quick,
+        "libksm's unit tests on a kernel that is too old and on the newest",
+    ),
+    "kernels": (
+        step_kernels,
+        "all tests of libksm on Linux 6.1, 6.12 and the newest (only when named)",
+    ),
     "libvirt": (step_libvirt, "libvirt, unmodified and with our insertions"),
     "libvirt-trixie": (
         step_libvirt_trixie,
         "the same with libvirt 11.3 in the place of 9.0 (only when named)",
     ),
 }
-#: As long as the one before it, and finds little that that one does not.
-ONLY_WHEN_NAMED = {"libvirt-trixie"}
+#: As long as all others together, or as the one before it, and finds little
+#: that the others do not.
+ONLY_WHEN_NAMED = {"kernels", "libvirt-trixie"}
 
 
 def run_step(name: str) -> Result:
@@ -394,7 +426,7 @@ def main() -> int:
         "steps",
         nargs="*",
         metavar="STEP",
-        help="only these steps (default: all but libvirt-trixie)",
+        help=f"only these steps (default: all but {', '.join(sorted(ONLY_WHEN_NAMED))})",
     )
     args = parser.parse_args()
     unknown = [name for name in args.steps if name not in STEPS]

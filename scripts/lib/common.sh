@@ -86,9 +86,10 @@ need_venv() {
 # private_apt RELEASE...: a private apt configuration in $cache/apt that knows
 # the given Debian releases (binary and source), with the mirror taken from
 # this machine's own sources and nothing of the machine changed.  Sets
-# PRIVATE_APT, the options for apt-get.
+# PRIVATE_APT, the options for apt-get.  PRIVATE_APT_DIR names another
+# directory, for a release whose absence must not stop the others.
 private_apt() {
-    local dir=$cache/apt mirror release key
+    local dir=${PRIVATE_APT_DIR:-$cache/apt} mirror release key
     need_apt dpkg-dev ca-certificates debian-archive-keyring
     # apt-get expands these, not the shell
     # shellcheck disable=SC2016
