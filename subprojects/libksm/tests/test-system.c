@@ -4,7 +4,7 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * What only a real kernel can show: pages that a device has pinned or refers
- * to, physical pages, limits of memory and of mappings, attributes, leaks.
+ * to, physical pages, pages that move, limits of memory and of mappings, attributes, leaks.
  * Each skip names what is missing.  Leaves to others: the rooms one by one
  * (test-*.c), failing system calls (fault injection), races (test-prop.c).
  */
@@ -766,6 +766,89 @@ static void test_attributes(void)
     munmap(mem, 2 * PAGES * PAGE);
 }
 
+/* Looks at its memory until told to stop by the end of the pipe. */
+static void child_watches(const char *mem, size_t pages, const int go[2])
+{
+    ssize_t n;
+    char c;
+
+    close(go[1]);
+    g_assert(!fcntl(go[0], F_SETFL, O_NONBLOCK));
+    do {
+        for (size_t i = 0; i < pages; i++) {
+            if (!page_is(mem + i * PAGE, i % (pages / 2))) {
+                _exit(1);
+            }
+        }
+        n = read(go[0], &c, 1);
+    } while (n < 0);
+    _exit(0);
+}
+
+/* Has the kernel move pages, if we may. */
+static void *compact(void *opaque)
+{
+    volatile int *stop = opaque;
+    int fd = open("/proc/sys/vm/compact_memory", O_WRONLY);
+
+    while (fd >= 0 && !g_atomic_int_get(stop)) {
+        if (write(fd, "1", 1) != 1) {
+            break;
+        }
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return NULL;
+}
+
+/*
+ * A child sees what it had when it was made, whatever slots are used for
+ * since, while the kernel moves pages about; then they are given back.
+ */
+static void test_fork(void)
+{
+    enum { PAGES = 1024 };
+    KsmEngine *engine = new_engine();
+    char *mem = map_memory(2 * PAGES * PAGE);
+    KsmRegion *region;
+    int go[2], status, stop = 0;
+    pthread_t thread;
+    pid_t pid;
+
+    fill(mem, PAGES);
+    fill(mem + PAGES * PAGE, PAGES);
+    region = add(engine, mem, 2 * PAGES * PAGE, NULL, NULL);
+    g_assert(step_until(engine, PAGES) >= PAGES);
+    g_assert(!pipe(go));
+    fflush(stdout);
+    pid = fork();
+    if (pid == 0) {
+        child_watches(mem, 2 * PAGES, go);
+    }
+    g_assert(pid > 0);
+    close(go[0]);
+    g_assert(!pthread_create(&thread, NULL, compact, &stop));
+    for (unsigned round = 1; round < 6; round++) {
+        for (size_t i = 0; i < 2 * PAGES; i++) {
+            fill_page(mem + i * PAGE, i % PAGES + round * 10000);
+        }
+        ksm_rescan(engine);
+        step_passes(engine, 3);
+        g_assert(waitpid(pid, &status, WNOHANG) == 0);
+    }
+    g_atomic_int_set(&stop, 1);
+    pthread_join(thread, NULL);
+    close(go[1]);
+    g_assert(waitpid(pid, &status, 0) == pid && status == 0);
+    for (size_t i = 0; i < 2 * PAGES; i++) {
+        g_assert(page_is(mem + i * PAGE, i % PAGES + 5 * 10000));
+    }
+    g_assert(ksm_region_remove(region, KSM_REMOVE_UNMERGE) == 0);
+    ksm_engine_free(engine);
+    munmap(mem, 2 * PAGES * PAGE);
+}
+
 static size_t count_fds(void)
 {
     g_autoptr(GDir) dir = g_dir_open("/proc/self/fd", 0, NULL);
@@ -860,6 +943,7 @@ int main(int argc, char **argv)
     g_test_add_data_func("/libksm/system/memory-limit-above", "below",
                          test_memory_limit);
     g_test_add_func("/libksm/system/attributes", test_attributes);
+    g_test_add_func("/libksm/system/fork", test_fork);
     g_test_add_func("/libksm/system/leaks", test_leaks);
     return g_test_run();
 }
