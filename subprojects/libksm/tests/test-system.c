@@ -4,7 +4,8 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * What only a real kernel can show: pages that a device has pinned or refers
- * to, physical pages, pages that move, limits of memory and of mappings, attributes, leaks.
+ * to, physical pages, pages that move, limits of memory and of mappings,
+ * attributes, leaks.
  * Each skip names what is missing.  Leaves to others: the rooms one by one
  * (test-*.c), failing system calls (fault injection), races (test-prop.c).
  */
