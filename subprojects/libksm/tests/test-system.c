@@ -789,7 +789,7 @@ static void child_watches(const char *mem, size_t pages, const int go[2])
 /* Has the kernel move pages, if we may. */
 static void *compact(void *opaque)
 {
-    volatile int *stop = opaque;
+    int *stop = opaque;
     int fd = open("/proc/sys/vm/compact_memory", O_WRONLY);
 
     while (fd >= 0 && !g_atomic_int_get(stop)) {
