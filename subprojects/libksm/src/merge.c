@@ -345,7 +345,8 @@ static bool is_moved_back(const KsmEngine *e, const Isolation *s, unsigned n)
  * 2. A page is copied only when it is known to be staged; or, the tables being
  *    silent, where reading the staging area cannot wait for us.  Then what is
  *    not staged is copied as zeroes, which is what the hole at home reads as,
- *    and what is at home refuses the copy.
+ *    and what is at home refuses the copy (all but a poison marker: so not
+ *    where the page may never have been staged, but as the very last way).
  * 3. A page that a device may be writing to (BACK_SAME) is moved, not copied,
  *    until the owner says that the device is done, asked for that page alone.
  *    A copy made before would lose what the device writes: so only when all
@@ -404,16 +405,26 @@ static bool range_is_busy(KsmRegion *r, void *addr, size_t len)
     return ops && ops->busy && ops->busy(r->opaque, addr, len);
 }
 
+/*
+ * Is it safe to copy a page of which the tables say nothing?  Not where it may
+ * never have been staged, for a copy replaces a poison marker at home.
+ */
+static bool may_copy_unseen(KsmEngine *e, const Isolation *s, int refused,
+                            unsigned tries)
+{
+    return e->wp_async && (s->kinds_known || refused == -EBUSY ||
+                           tries > UNREADABLE_SURE);
+}
+
 /* @refused: why it cannot be moved.  Invariants 2 and 3. */
 static bool may_copy(KsmEngine *e, const Isolation *s, unsigned i,
-                     PutBack how, Where where, int refused)
+                     PutBack how, int refused)
 {
     if (refused == -EFAULT) {
         return true;    /* there is no memory that a device could write to */
     }
-    if (where == WHERE_UNKNOWN &&
-        (!e->wp_async || (refused == -EINVAL && !s->kinds_known))) {
-        return false;
+    if (refused == -ENOENT && !e->wp_async) {
+        return false;   /* who reads a hole in the staging area may wait */
     }
     return how == BACK_ANY || s->waited_us >= PATIENCE_US ||
            !range_is_busy(s->r, page_addr(s->r, s->page + i), PAGE_BYTES);
@@ -471,8 +482,12 @@ static BackTry back_try(KsmEngine *e, const Isolation *s, unsigned i,
     if (tries < MOVE_TRIES && (ret == -EAGAIN || how == BACK_SAME)) {
         return TRY_AGAIN;
     }
-    return may_copy(e, s, i, how, where, ret)
-           ? back_copy(e, s, i, where, ret) : TRY_AGAIN;
+    if ((where == WHERE_UNKNOWN && ret != -EFAULT &&
+         !may_copy_unseen(e, s, ret, tries)) ||
+        !may_copy(e, s, i, how, ret)) {
+        return TRY_AGAIN;
+    }
+    return back_copy(e, s, i, where, ret);
 }
 
 /* The guest is told, by a signal, when it needs this page.  Invariant 4. */
