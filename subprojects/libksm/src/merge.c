@@ -1337,15 +1337,38 @@ static void unblock(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 }
 
 /*
+ * A mapping that was never populated, nor is part of one that was: between
+ * two others while it is made.
+ */
+static void *map_apart(size_t len, int flags)
+{
+    char *room = prim.map(NULL, len + 2 * PAGE_BYTES, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *apart = room ? room + PAGE_BYTES : NULL;
+
+    if (!room) {
+        return NULL;
+    }
+    if (!stage_map(apart, len, MAP_FIXED | flags)) {
+        prim.unmap(room, len + 2 * PAGE_BYTES);
+        return NULL;
+    }
+    prim.unmap(room, PAGE_BYTES);
+    prim.unmap(apart + len, PAGE_BYTES);
+    return apart;
+}
+
+/*
  * Zeroes need no memory.  A mapping that was never populated becomes part of
  * the one next to it when it is moved there; one that was cannot.
  */
-static void *copy_of_zeroes(char *copy, size_t len, bool *zero)
+static void *copy_of_zeroes(const KsmRegion *r, char *copy, size_t len,
+                            bool *zero)
 {
     *zero = copy && copy[0] == 0 && !memcmp(copy, copy + 1, len - 1);
     if (*zero) {
         prim.unmap(copy, len);
-        copy = stage_map(NULL, len, 0);
+        copy = map_apart(len, r->map_flags);
     }
     return copy;
 }
@@ -1355,7 +1378,7 @@ static int replace_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 {
     size_t len = n * PAGE_BYTES;
     bool zero;
-    void *copy = copy_of_zeroes(copy_aside(e, r, page, len), len, &zero);
+    void *copy = copy_of_zeroes(r, copy_aside(e, r, page, len), len, &zero);
     int ret = copy ? copy_over(copy, page_addr(r, page), len) : -ENOMEM;
 
     if (ret < 0) {

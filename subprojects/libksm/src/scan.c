@@ -471,7 +471,7 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
  */
 static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
-    uint64_t cpu = prim.cpu_ns();
+    uint64_t cpu = prim.cpu_ns(), broken = r->cow_broken;
     size_t page = chunk * CHUNK_PAGES;
 
     if (chunk_kinds(e, r, chunk)) {
@@ -483,6 +483,8 @@ static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
             }
         }
     }
+    /* more will be: look again soon */
+    e->scan.again |= r->cow_broken > broken;
     e->total.scan_time += prim.cpu_ns() - cpu;
 }
 
