@@ -231,6 +231,8 @@ class GuestSpec:
     #: a reset restarts the guest rather than ending QEMU
     reboot: bool = False
     incoming: bool = False
+    #: a disk whose boot sector is the guest, in the place of Debian
+    disk: Path | None = None
     qemu: Path | None = None
 
     def cache(self) -> int:
@@ -345,13 +347,8 @@ class Guest:
             *("-device", "isa-serial,chardev=console"),
             *("-chardev", f"socket,id=port,fd={port}"),
             *("-device", "isa-serial,chardev=port"),
-            "-blockdev",
-            "driver=file,node-name=root,read-only=on,locking=off,"
-            f"filename={files['root.img']}",
-            *("-device", "virtio-blk-pci,drive=root"),
-            *("-kernel", files["vmlinuz"], "-initrd", files["initrd"]),
-            *("-append", append),
             *(("-incoming", "defer") if spec.incoming else ()),
+            *(self._disk(spec.disk) if spec.disk else self._debian(files, append)),
             *spec.extra,
         ]
         # the kernel ends QEMU when we end, even by kill -9
@@ -360,6 +357,22 @@ class Guest:
             prefix += [f"--reuid={spec.user}", "--clear-groups"]
             prefix += ["--inh-caps=-all", "--no-new-privs"]
         return [*spec.prefix, *prefix, "--", *arguments]
+
+    @staticmethod
+    def _debian(files: dict[str, str], append: str) -> list[str]:
+        return [
+            "-blockdev",
+            "driver=file,node-name=root,read-only=on,locking=off,"
+            f"filename={files['root.img']}",
+            *("-device", "virtio-blk-pci,drive=root"),
+            *("-kernel", files["vmlinuz"], "-initrd", files["initrd"]),
+            *("-append", append),
+        ]
+
+    @staticmethod
+    def _disk(path: Path) -> list[str]:
+        drive = f"if=none,id=disk,format=raw,file.locking=off,file={path}"
+        return ["-drive", drive, "-device", "ide-hd,drive=disk,bootindex=0"]
 
     def start(self) -> None:
         """Starts QEMU; the guest boots meanwhile (not with incoming)."""
