@@ -34,6 +34,7 @@
 #include "qemu/queue.h"
 #include "qemu/rcu.h"
 #include "qemu/timer.h"
+#include "qemu/units.h"
 #include "qom/object.h"
 #include "system/hostmem-ksm.h"
 #include "system/runstate.h"
@@ -41,6 +42,9 @@
 
 /* How often the main loop looks after guests, see guests_tick(). */
 #define TICK_MS 1000
+
+/* Unmerged at a time: who wants the lock of the RAM waits some milliseconds. */
+#define ROOM_PIECE ((size_t)4 * MiB)
 
 struct KsmGuest {
     struct rcu_head rcu;
@@ -58,6 +62,7 @@ struct KsmGuest {
     KsmLog *log;                /* dirty-tracking=log, until the block goes */
     bool run;                   /* as the property; read by ops */
     bool held;                  /* see ksm_guests_make_room(); likewise */
+    size_t room;                /* bytes that has unmerged; > size: all */
     bool was_inhibited;         /* when last looked at */
     const char *cpus_inhibit;   /* see ksm_inhibited_by_cpus() */
     int dump;                   /* changed to on (1), off (0), -1: never */
@@ -422,29 +427,85 @@ static void guests_vm_state(void *opaque, bool running, RunState state)
     }
 }
 
+bool ksm_guest_makes_room(KsmGuest *guest)
+{
+    /* discards: see ksm_guest_unmerge() */
+    return !ram_block_discard_is_disabled();
+}
+
+/* From now on nothing is merged any more, in any of them. */
+static void guests_hold(void)
+{
+    BQL_LOCK_GUARD();
+    KsmGuest *guest;
+
+    QLIST_FOREACH(guest, &guests, next) {
+        guest->room = 0;
+        if (guest->region && ksm_guest_makes_room(guest)) {
+            qatomic_set(&guest->held, true);
+        }
+    }
+}
+
+/*
+ * The next that has merged memory left, with its lock held: that keeps the
+ * region, so that the main loop and the vCPUs can have the BQL meanwhile.
+ */
+static KsmGuest *guests_next_in_the_way(void)
+{
+    BQL_LOCK_GUARD();
+    KsmGuest *guest;
+
+    QLIST_FOREACH(guest, &guests, next) {
+        qemu_mutex_lock(&guest->lock);
+        if (guest->region && guest->held && guest->room <= guest->size) {
+            return guest;
+        }
+        qemu_mutex_unlock(&guest->lock);
+    }
+    return NULL;
+}
+
 /*
  * The region stays with the engine: where a device is writing right now,
  * pages stay in mappings of the pool, and only the engine can discard them.
  */
-void ksm_guests_make_room(void)
+static void guest_make_some_room(KsmGuest *guest)
 {
-    BQL_LOCK_GUARD();
-    KsmGuest *guest;
+    size_t size = MIN(ROOM_PIECE, guest->size - guest->room);
     int ret;
 
-    QLIST_FOREACH(guest, &guests, next) {
-        /* discards: see ksm_guest_unmerge() */
-        if (!guest->region || ram_block_discard_is_disabled()) {
-            continue;
-        }
-        qatomic_set(&guest->held, true);
-        ret = ksm_unmerge(guest->region, 0, guest->size);
-        trace_ksm_make_room(guest->id, ret);
-        if (ret < 0) {
-            warn_report("the memory of %s cannot be unmerged: %s", guest->id,
-                        strerror(-ret));
-        }
+    if (size) {
+        /* what this leaves is told of at the end */
+        ksm_unmerge(guest->region, guest->room, size);
+        guest->room += size;
+        return;
     }
+    /* little is left to do, but only this ends the tracking of writes */
+    ret = ksm_unmerge(guest->region, 0, guest->size);
+    trace_ksm_make_room(guest->id, ret);
+    if (ret < 0) {
+        warn_report("the memory of %s cannot be unmerged: %s", guest->id,
+                    strerror(-ret));
+    }
+    guest->room = SIZE_MAX;
+}
+
+/* By the thread of the snapshot, without the BQL, while the guest runs. */
+void ksm_guests_make_room(void)
+{
+    KsmGuest *guest;
+
+    guests_hold();
+    do {
+        RCU_READ_LOCK_GUARD();
+
+        guest = guests_next_in_the_way();
+        if (guest) {
+            guest_make_some_room(guest);
+            qemu_mutex_unlock(&guest->lock);
+        }
+    } while (guest);
 }
 
 /* The RAM block is about to go: whoever used it has stopped to. */

@@ -85,10 +85,12 @@ def _wait_rounds(guest: Guest, rounds: int) -> None:
         guest.wait_for("rounds of a migration", done, 20, step=0.05)
 
 
-def _arrived(target: Guest) -> None:
+def arrived(target: Guest) -> None:
+    """Until all is there, in a guest that does not run yet."""
+    _wait_status(target, "completed")
     target.wait_for(
         "guest that has arrived",
-        lambda: target.qmp("query-status")["status"] in ("paused", "prelaunch"),
+        lambda: target.qmp("query-status")["status"] != "inmigrate",
         PATIENCE_S,
         step=0.05,
     )
@@ -108,8 +110,7 @@ def _over_socket(
             source.qmp("migrate-start-postcopy")
         _pace(source, pace.end, 2000)
         _wait_status(source, "completed")
-        _wait_status(target, "completed")
-    _arrived(target)
+        arrived(target)
 
 
 def precopy(source: Guest, target: Guest, pace: Pace) -> None:
@@ -138,8 +139,7 @@ def mapped_ram(source: Guest, target: Guest, pace: Pace) -> None:
         _pace(source, pace.end, 2000)
         _wait_status(source, "completed")
         target.qmp("migrate-incoming", uri=uri)
-        _wait_status(target, "completed")
-    _arrived(target)
+        arrived(target)
 
 
 def _cancelled(source: Guest, pace: Pace, stop: bool = False) -> None:
@@ -178,8 +178,7 @@ def again_stopped(source: Guest, target: Guest, pace: Pace) -> None:
         _wait_rounds(source, pace.rounds)
         _pace(source, pace.end, 2000)
         _wait_status(source, "completed")
-        _wait_status(target, "completed")
-    _arrived(target)
+        arrived(target)
 
 
 WAYS: dict[str, Callable[[Guest, Guest, Pace], None]] = {

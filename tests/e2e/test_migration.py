@@ -31,7 +31,7 @@ from pathlib import Path
 import pytest
 
 import guest_ram
-from guest_migrate import WAYS, Pace, travel
+from guest_migrate import WAYS, Pace, arrived, travel
 from qemu_guest import Guest, GuestError, GuestSpec
 
 pytestmark = pytest.mark.timeout(900)
@@ -312,6 +312,79 @@ def test_payload(
         ),
     )
     hop(travellers, traveller, way, 3)
+
+
+# --- background snapshots ---
+
+
+def capability(guest: Guest, name: str, on: bool) -> float:
+    """Seconds that the main loop, which answers, was busy with it."""
+    start = time.monotonic()
+    guest.qmp(
+        "migrate-set-capabilities",
+        capabilities=[{"capability": name, "state": on}],
+    )
+    return time.monotonic() - start
+
+
+def pages_saved(guest: Guest) -> int:
+    return int(guest.backend_stats()["pages-sharing"])
+
+
+def snapshot(guest: Guest, path: Path) -> float:
+    """Into a file; how long the monitor's slowest answer took meanwhile."""
+    slowest = 0.0
+    guest.qmp("migrate", uri=f"file:{path}")
+    while True:
+        start = time.monotonic()
+        status = guest.qmp("query-migrate").get("status")
+        slowest = max(slowest, time.monotonic() - start)
+        assert status not in ("failed", "cancelled"), guest.qmp("query-migrate")
+        if status == "completed":
+            return slowest
+        time.sleep(0.001)
+
+
+def test_background_snapshot(
+    image: Path, scope_vm: str, tmp_path: Path, record_property: Record
+) -> None:
+    """Allowing one leaves memory merged; taking one unmerges it bit by bit.
+
+    What is in it is what was in RAM: the guest verifies it, and that of a
+    stopped one is the same page by page.
+    """
+    spec = debian("pagemap", memory_mib=448, properties=properties("pagemap", 100))
+    path = tmp_path / "snapshot"
+    loaded = replace(spec, incoming=True, properties={"scope": "vm"})
+    with Guest(spec, image) as guest:
+        guest.wait_ready()
+        guest.command("alloc 280 pattern")
+        guest.wait_for("merged", lambda: pages_saved(guest) > 270 * 256, 300)
+        times = [
+            capability(guest, name, True)
+            for name in ("background-snapshot", "events", "background-snapshot")
+        ]
+        record_property("capabilities", times)
+        assert pages_saved(guest) > 270 * 256
+        record_property("slowest answer", snapshot(guest, path))
+        guest.wait_for("merged", lambda: pages_saved(guest) > 270 * 256, 300)
+        with Guest(loaded, image) as copy:
+            copy.qmp("migrate-incoming", uri=f"file:{path}")
+            copy.wait_for(
+                "running guest",
+                lambda: copy.qmp("query-status")["status"] == "running",
+                300,
+            )
+            assert copy.verify() == 0
+        guest.qmp("stop")
+        assert pages_saved(guest) > 270 * 256
+        snapshot(guest, path)
+        with Guest(replace(loaded, extra=("-S",)), image) as copy:
+            copy.qmp("migrate-incoming", uri=f"file:{path}")
+            arrived(copy)
+            assert not guest_ram.compare(guest, copy, tmp_path)
+        guest.qmp("cont")
+        assert guest.verify() == 0
 
 
 # --- for hours ---

@@ -38,9 +38,20 @@ void ksm_guest_dma_map(KsmGuest *guest, uint64_t start, uint64_t length);
 void ksm_guest_dma_unmap(KsmGuest *guest, uint64_t start, uint64_t length);
 
 /**
+ * ksm_guest_makes_room: does ksm_guests_make_room() give up this RAM?
+ *
+ * Asking changes nothing: it stays merged.
+ */
+bool ksm_guest_makes_room(KsmGuest *guest);
+
+/**
  * ksm_guests_make_room: gives up all merged RAM because someone else needs
  * userfaultfd on it (background snapshot).  Merging goes on by itself
  * when that is over.
+ *
+ * Called without the BQL, by the thread of a migration that has begun, which
+ * is what keeps merging from being resumed.  Takes a minute for 100 GiB;
+ * nobody waits for more than a small part of that.
  */
 void ksm_guests_make_room(void);
 
