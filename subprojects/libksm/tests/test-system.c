@@ -311,6 +311,82 @@ static bool busy_flag(void *opaque, void *addr, size_t len)
 
 static const KsmRegionOps busy_ops = { .busy = busy_flag };
 
+#ifdef HAVE_LIBURING
+/* A device that comes while a range is being given its own memory again. */
+static struct {
+    struct io_uring ring;
+    struct iovec iov;
+    int counted;        /* what the owner counts */
+    bool pinned;
+} late;
+
+/* The last moment at which a page can be pinned: writers are not blocked. */
+static int late_protect(const UffdRange *range, bool on)
+{
+    char *from = range->addr, *at = late.iov.iov_base;
+
+    if (on && !late.pinned && at >= from && at < from + range->len) {
+        late.pinned = true;
+        __atomic_store_n(&late.counted, 1, __ATOMIC_SEQ_CST);
+        g_assert(io_uring_register_buffers(&late.ring, &late.iov, 1) == 0);
+    }
+    return prim_real.uffd_protect(range, on);
+}
+
+/* A merged page was written; it is pinned after unmerging has begun. */
+static void test_pinned_late(void)
+{
+    enum { AT = 300 };
+    struct io_uring_sqe *sqe;
+    struct io_uring_cqe *cqe;
+    char data[PAGE];
+    int fds[2];
+    char *page;
+    Pair p;
+
+    if (io_uring_queue_init(4, &late.ring, 0)) {
+        g_test_skip("io_uring cannot be used (kernel.io_uring_disabled?)");
+        return;
+    }
+    pair_init(&p, 1024, &busy_ops, &late.counted);
+    g_assert(step_until(p.engine, p.n) >= p.n);
+    page = p.mem[1] + AT * PAGE;
+    page[7] = 1;
+    late.iov = (struct iovec) { page, PAGE };
+    prim.uffd_protect = late_protect;
+    g_assert(ksm_unmerge(p.regions[1], 0, p.n * PAGE) == -EBUSY);
+    prim.uffd_protect = prim_real.uffd_protect;
+    g_assert(late.pinned && page[7] == 1);
+
+    /* what the device writes is what the program sees */
+    memset(data, 0x99, PAGE);
+    g_assert(pipe2(fds, O_CLOEXEC) == 0);
+    sqe = io_uring_get_sqe(&late.ring);
+    io_uring_prep_read_fixed(sqe, fds[0], page, PAGE, 0, 0);
+    g_assert(io_uring_submit(&late.ring) == 1);
+    g_assert(write(fds[1], data, PAGE) == PAGE);
+    g_assert(io_uring_wait_cqe(&late.ring, &cqe) == 0);
+    g_assert(cqe->res == PAGE);
+    io_uring_cqe_seen(&late.ring, cqe);
+    g_assert(!memcmp(page, data, PAGE));
+
+    io_uring_queue_exit(&late.ring);
+    __atomic_store_n(&late.counted, 0, __ATOMIC_SEQ_CST);
+    fill_page(page, AT);
+    g_assert(ksm_unmerge(p.regions[1], 0, p.n * PAGE) == 0);
+    check(p.mem[0], p.n);
+    check(p.mem[1], p.n);
+    close(fds[0]);
+    close(fds[1]);
+    pair_clear(&p);
+}
+#else
+static void test_pinned_late(void)
+{
+    g_test_skip("built without liburing (package liburing-dev)");
+}
+#endif
+
 /*
  * What the reader of a plain reference sees of a write after @n pages were
  * to be merged.
@@ -934,6 +1010,7 @@ int main(int argc, char **argv)
     }
     g_test_add_func("/libksm/system/same-page", test_same_page);
     g_test_add_func("/libksm/system/pinned", test_pinned);
+    g_test_add_func("/libksm/system/pinned-late", test_pinned_late);
     g_test_add_func("/libksm/system/plain-reference", test_plain_reference);
     g_test_add_func("/libksm/system/direct-io", test_direct_io);
     g_test_add_func("/libksm/system/mapping-limit", test_mapping_limit);
