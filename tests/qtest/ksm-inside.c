@@ -3,8 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Loaded into QEMU (LD_PRELOAD).  Memory errors are the kernel's to report,
- * and it lets nobody else send such a signal; which thread reads a file, and that others go on meanwhile, is best seen there.
+ * Loaded into QEMU (LD_PRELOAD).  Memory errors are the kernel's to report, and
+ * it lets nobody else send such a signal; which thread reads a file, and that
+ * others go on meanwhile, is best seen there.
  */
 
 #include "qemu/osdep.h"
