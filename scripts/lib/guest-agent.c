@@ -20,6 +20,12 @@
  *   verify                            verify everything once, at full speed
  *   direct MIB                        read that much past the page cache, by
  *                                     DMA into memory that may be merged
+ *   disks MIB                         the same with whole disks: /dev/vdb has
+ *                                     to read as /dev/vda does, and /dev/vdc
+ *                                     as what is written there before
+ *   io PERCENT                        do that all the time, in a process of
+ *                                     its own, for that share of the time
+ *   ping N                            nothing; the answer has the number
  *   touch SECONDS                     write to its own pages at full speed,
  *                                     and report how long the writes took
  *   quit                              power off
@@ -41,6 +47,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -104,6 +111,8 @@ static struct {
     /* where the verification stands: pieces, then files */
     size_t next_piece, next_page, next_file;
     char *buffer;
+
+    pid_t worker;           /* see command_io() */
 
     uint64_t pages_verified, files_verified, rounds, errors, rewritten;
 } g;
@@ -436,6 +445,206 @@ static void files_read_direct(unsigned mib)
     munmap(memory, places * MIB);
 }
 
+/* --- whole disks ------------------------------------------------------- */
+
+/*
+ * What was read stays where it was read to, so that it is merged with the
+ * page cache's copy of it; the next read is then a device's write to merged
+ * memory.  It has to stay as it is meanwhile.
+ */
+#define ARENA_MIB 4
+
+static struct {
+    char *memory;
+    char *other;            /* one MiB to compare with */
+    uint64_t sum[ARENA_MIB];
+    bool filled[ARENA_MIB];
+    uint64_t random;
+} arena;
+
+static bool arena_make(void)
+{
+    char *memory;
+
+    if (arena.memory) {
+        return true;
+    }
+    memory = mmap(NULL, (ARENA_MIB + 1) * MIB, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        return false;
+    }
+    arena.memory = memory;
+    arena.other = memory + ARENA_MIB * MIB;
+    arena.random = g.seed * 2 + 1;
+    return true;
+}
+
+/* A disk opened for DMA; -1 if there is none. */
+static int disk_open(const char *path, int flags, uint64_t *mibs)
+{
+    int fd = open(path, flags | O_DIRECT | O_CLOEXEC);
+    off_t size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
+
+    if (fd >= 0 && size < MIB) {
+        wrong("%s has %lld bytes", path, (long long)size);
+        close(fd);
+        return -1;
+    }
+    *mibs = size / MIB;
+    return fd;
+}
+
+static bool disk_read(int fd, const char *path, char *to, off_t at)
+{
+    if (pread(fd, to, MIB, at) == MIB) {
+        return true;
+    }
+    wrong("%s: read at %lld: %s", path, (long long)at, strerror(errno));
+    return false;
+}
+
+/* One MiB of /dev/vdb, which has the content of /dev/vda. */
+static void disk_compare(int a, int b, uint64_t mibs)
+{
+    unsigned place;
+    char *to;
+    off_t at;
+
+    arena.random = next_word(arena.random);
+    place = arena.random % ARENA_MIB;
+    at = (off_t)((arena.random >> 8) % mibs) * MIB;
+    to = arena.memory + place * MIB;
+    if (arena.filled[place] &&
+        checksum(0, to, MIB) != arena.sum[place]) {
+        wrong("what was read from a disk has changed in memory");
+    }
+    arena.filled[place] = false;
+    if (!disk_read(b, "/dev/vdb", to, at) ||
+        !disk_read(a, "/dev/vda", arena.other, at)) {
+        return;
+    }
+    for (unsigned i = 0; i < MIB; i += 512) {
+        if (memcmp(to + i, arena.other + i, 512)) {
+            wrong("/dev/vdb at %lld is not what /dev/vda has",
+                  (long long)at + i);
+            return;
+        }
+    }
+    arena.sum[place] = checksum(0, to, MIB);
+    arena.filled[place] = true;
+}
+
+/*
+ * What a block of /dev/vdc holds depends on where it is and nothing else:
+ * whatever state of the guest goes on, after a snapshot is loaded, finds what
+ * it wrote.
+ */
+static void disk_rewrite(int fd, uint64_t mibs)
+{
+    uint64_t *words = (uint64_t *)arena.other;
+    uint64_t mib, x;
+
+    arena.random = next_word(arena.random);
+    mib = (arena.random >> 8) % mibs;
+    x = page_start(0xd15c, mib % 8, mib);
+    for (size_t i = 0; i < MIB / sizeof(x); i++, x = next_word(x)) {
+        words[i] = x;
+    }
+    if (pwrite(fd, words, MIB, mib * MIB) != MIB) {
+        wrong("/dev/vdc: write: %s", strerror(errno));
+        return;
+    }
+    memset(words, 0xcc, MIB);
+    if (!disk_read(fd, "/dev/vdc", arena.other, mib * MIB)) {
+        return;
+    }
+    x = page_start(0xd15c, mib % 8, mib);
+    for (size_t i = 0; i < MIB / sizeof(x); i++, x = next_word(x)) {
+        if (words[i] != x) {
+            wrong("/dev/vdc: word %zu of MiB %llu: 0x%llx, not 0x%llx", i,
+                  (unsigned long long)mib, (unsigned long long)words[i],
+                  (unsigned long long)x);
+            return;
+        }
+    }
+}
+
+static void disks_verify(unsigned mib)
+{
+    uint64_t mibs, mibs_b, scratch_mibs;
+    int a = disk_open("/dev/vda", O_RDONLY, &mibs);
+    int b = disk_open("/dev/vdb", O_RDONLY, &mibs_b);
+    int scratch = disk_open("/dev/vdc", O_RDWR, &scratch_mibs);
+
+    if (!arena_make()) {
+        wrong("disks: no memory");
+        mib = 0;
+    }
+    while (mib--) {
+        if (a >= 0 && b >= 0) {
+            disk_compare(a, b, mibs < mibs_b ? mibs : mibs_b);
+        }
+        if (scratch >= 0) {
+            disk_rewrite(scratch, scratch_mibs);
+        }
+    }
+    close(a);
+    close(b);
+    close(scratch);
+}
+
+static void worker_run(unsigned percent)
+{
+    while (true) {
+        uint64_t before = now_ms(), busy;
+
+        disks_verify(1);
+        if (g.errors) {
+            _exit(1);
+        }
+        busy = now_ms() - before;
+        usleep(1000 * (1 + busy * (100 - percent) / percent));
+    }
+}
+
+static void command_io(unsigned percent)
+{
+    if (g.worker > 0) {
+        pid_t pid = g.worker;
+
+        g.worker = 0;
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+    }
+    if (!percent) {
+        return;
+    }
+    g.worker = fork();
+    if (g.worker < 0) {
+        wrong("io: %s", strerror(errno));
+    } else if (g.worker == 0) {
+        worker_run(percent > 100 ? 100 : percent);
+    }
+}
+
+/* A program that memory was pulled from under ends by a signal. */
+static void children_reap(void)
+{
+    int status;
+    pid_t pid;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        if (pid == g.worker) {
+            g.worker = 0;
+            wrong("the process of 'io' has ended: status 0x%x", status);
+        } else if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL) {
+            wrong("process %d was ended by signal %d", (int)pid,
+                  WTERMSIG(status));
+        }
+    }
+}
+
 /* --- how long writes take ---------------------------------------------- */
 
 /* Times are sorted into eighths of powers of two. */
@@ -605,6 +814,10 @@ static void command_run(const char *line)
         files_read(mib);
     } else if (!strcmp(name, "direct")) {
         files_read_direct(mib);
+    } else if (!strcmp(name, "disks")) {
+        disks_verify(mib);
+    } else if (!strcmp(name, "io")) {
+        command_io(mib);
     } else if (!strcmp(name, "touch")) {
         touch(mib);
     } else if (!strcmp(name, "load")) {
@@ -616,13 +829,13 @@ static void command_run(const char *line)
         tcdrain(g.port);
         sync();
         reboot(RB_POWER_OFF);
-    } else {
+    } else if (strcmp(name, "ping")) {
         report("error", "\"text\": \"unknown command\"");
         return;
     }
     report_state("state");
-    report("done", "\"command\": \"%s\", \"errors\": %llu", name,
-           (unsigned long long)g.errors);
+    report("done", "\"command\": \"%s\", \"number\": %u, \"errors\": %llu",
+           name, mib, (unsigned long long)g.errors);
 }
 
 /* Waits up to ms for a line on the port, and carries it out. */
@@ -676,9 +889,7 @@ static void serve(void)
             report_state("state");
             last = now_ms();
         }
-        while (waitpid(-1, NULL, WNOHANG) > 0) {
-            ;
-        }
+        children_reap();
     }
 }
 

@@ -275,6 +275,9 @@ class Guest:
         self._threads: list[threading.Thread] = []
         self._console: deque[str] = deque(maxlen=40)
         self._stderr: deque[str] = deque(maxlen=40)
+        #: everything of both, for who has to judge each line
+        self.stderr_lines: list[str] = []
+        self.console_lines: list[str] = []
         self._changed = threading.Condition()
         self._ram: tuple[int, int] | None = None
 
@@ -489,9 +492,11 @@ class Guest:
 
     def _stderr_line(self, line: str) -> None:
         self._stderr.append(line)
+        self.stderr_lines.append(line)
 
     def _console_line(self, line: str) -> None:
         self._console.append(line)
+        self.console_lines.append(line)
 
     def _port_line(self, line: str) -> None:
         try:
@@ -572,6 +577,22 @@ class Guest:
                     f"{self.last_words()}"
                 )
             time.sleep(step)
+
+    def wait_event(
+        self, test: Callable[[dict[str, Any]], Any], since: int, timeout: float
+    ) -> dict[str, Any] | None:
+        """The first of the events from number since on that fits, or None."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                for event in self.events[since:]:
+                    if test(event):
+                        return event
+                since = len(self.events)
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(min(left, 1)):
+                    if left <= 0 or not self.alive():
+                        return None
 
     def _seen(self, kind: str, since: int) -> dict[str, Any] | None:
         with self._changed:

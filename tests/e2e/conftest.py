@@ -25,7 +25,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=120,
         metavar="SECONDS",
-        help="how long test_soak has guests verify their memory (default: 120)",
+        help="how long test_soak has guests verify their memory, and test_storm "
+        "lasts (default: 120)",
+    )
+    parser.addoption(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="the sequence of test_storm (default: another one each time)",
+    )
+    parser.addoption(
+        "--storm-sources",
+        default="pagemap,log,checksum,auto",
+        metavar="NAMES",
+        help="what test_storm uses for dirty-tracking (default: all)",
+    )
+    parser.addoption(
+        "--storm-without",
+        default="",
+        metavar="NAMES",
+        help="actions that test_storm leaves out",
+    )
+    parser.addoption(
+        "--storm-steps",
+        type=int,
+        metavar="N",
+        help="end test_storm after that many steps",
+    )
+    parser.addoption(
+        "--storm-keep",
+        action="store_true",
+        help="keep test_storm's log whatever comes of it",
     )
 
 
