@@ -28,6 +28,8 @@
  *   ping N                            nothing; the answer has the number
  *   touch SECONDS                     write to its own pages at full speed,
  *                                     and report how long the writes took
+ *   rewrite SECONDS                   verify its own pages and write others
+ *                                     there, at full speed
  *   quit                              power off
  *
  * Each is answered by {"event": "done", "command": ...} or an "error" event.
@@ -718,6 +720,28 @@ static void touch(unsigned seconds)
            (unsigned long long)max);
 }
 
+/* Every page that is lost, or comes back as it was before, is seen. */
+static void rewrite(unsigned seconds)
+{
+    uint64_t end = now_ms() + seconds * 1000ull, last = now_ms();
+
+    for (uint64_t x = page_start(0, 0, last); g.n_pieces; x = next_word(x)) {
+        size_t piece = x % g.n_pieces, page = (x >> 32) % PAGES_PER_MIB;
+        uint64_t now = now_ms();
+
+        page_verify(piece, page);
+        page_write(piece, page);
+        g.rewritten++;
+        if (now >= end) {
+            break;
+        }
+        if (now - last > REPORT_MS) {
+            report_state("state");
+            last = now;
+        }
+    }
+}
+
 /* --- verification, all the time ---------------------------------------- */
 
 /* A bounded piece of work; returns true at the end of a round. */
@@ -818,6 +842,8 @@ static void command_run(const char *line)
         disks_verify(mib);
     } else if (!strcmp(name, "io")) {
         command_io(mib);
+    } else if (!strcmp(name, "rewrite")) {
+        rewrite(mib);
     } else if (!strcmp(name, "touch")) {
         touch(mib);
     } else if (!strcmp(name, "load")) {

@@ -74,6 +74,7 @@ SAY_HALF = [
     r"Unable to read from socket",
     r"Not a migration stream",
     r"multifd_recv",
+    r"Failed to peek at channel",
     *SAY_CUT,
 ]
 
@@ -443,6 +444,7 @@ class Storm:
         self.done[name] += 1
         took = time.monotonic() - start
         self.log(f"{number} {name}: {result or 'done'} ({took:.3f} s)")
+        self.log(f"  {self.vm.name}: {self.watcher.last(self.vm.name)}")
         self.check()
         if self.stopped:
             self.qmp("cont")
@@ -506,7 +508,7 @@ def do_guest(storm: Storm, rng: Random) -> object:
     """Something that takes the guest a while."""
     line = rng.choice(
         ("drop", "read 48", "read 24", "direct 8", "disks 8", "touch 1", "verify")
-        + ("io 10", "io 60", "load 100", "load 30")
+        + ("io 10", "io 60", "load 100", "load 30", "rewrite 1", "rewrite 2")
     )
     storm.send(line)
     return line
@@ -986,8 +988,12 @@ def arrived(storm: Storm, source: Vm, target: Vm, rng: Random) -> None:
     capabilities(storm, target, tuple({c for k in KINDS.values() for c in k}), False)
 
 
-def maybe_stop(storm: Storm, rng: Random) -> None:
-    """Some migrations are of a guest that stands still, or come to be."""
+def before_it_goes(storm: Storm, rng: Random) -> None:
+    """Most guests write while they are sent, some stand still, or come to."""
+    if rng.random() < 0.7:
+        line = rng.choice(("rewrite 1", "rewrite 2", "rewrite 4", "load 100"))
+        storm.log(f"  {line}")
+        storm.send(line)
     if rng.random() < 0.15:
         storm.log("  stopped")
         storm.qmp("stop")
@@ -1006,7 +1012,7 @@ def do_migrate(storm: Storm, rng: Random) -> object:
         capabilities(storm, vm, KINDS[name], True)
     parameters(storm, rng, rng.choice((100, 400, 4000)) * MIB, source, target)
     storm.qmp("migrate-incoming", target, uri=uri)
-    maybe_stop(storm, rng)
+    before_it_goes(storm, rng)
     storm.qmp("migrate", source, uri=uri)
     if name in ("postcopy", "preempt"):
         storm.wait(
@@ -1040,7 +1046,7 @@ def do_broken_migration(storm: Storm, rng: Random) -> object:
     source.expected += SAY_CUT
     target.expected += SAY_HALF
     target.ending = True
-    maybe_stop(storm, rng)
+    before_it_goes(storm, rng)
     storm.qmp("migrate", source, uri=uri)
     others = beside(storm, rng)
     time.sleep(rng.choice((0, 0.2, 1, 2)))
@@ -1079,7 +1085,7 @@ def do_saved(storm: Storm, rng: Random) -> object:
     try:
         capabilities(storm, source, KINDS[name], True)
         parameters(storm, rng, 4000 * MIB, source)
-        maybe_stop(storm, rng)
+        before_it_goes(storm, rng)
         storm.qmp("migrate", source, uri=uri)
         others = beside(storm, rng)
         wait_status(storm, source, "completed")
@@ -1127,11 +1133,15 @@ def do_background_snapshot(storm: Storm, rng: Random) -> object:
     follow = rng.random() < 0.6
     try:
         begin_tracking(storm, source)
+        before_it_goes(storm, rng)
         parameters(storm, rng, rng.choice((100, 4000)) * MIB, source)
         storm.qmp("migrate", source, uri=uri)
         others = beside(storm, rng)
         wait_status(storm, source, "completed")
         capabilities(storm, source, ("background-snapshot",), False)
+        if storm.stopped:
+            storm.qmp("cont")
+            storm.stopped = False
         storm.settle()
         if not follow:
             return f"taken, beside: {others}"

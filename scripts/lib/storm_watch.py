@@ -24,6 +24,8 @@ from typing import Any
 #: A command that takes longer hangs.  Some of them write out all RAM, and the
 #: machine may be busy with other things; the longest are in the log.
 ANSWER_S = 60.0
+#: One that takes longer is worth a line in the log.
+SLOW_S = 1.5
 
 
 class StormError(RuntimeError):
@@ -270,6 +272,16 @@ class Watcher:
                 self._remember(monitor)
                 monitor.close()
 
+    def last(self, name: str) -> str:
+        """In a few words what was seen last, for the log."""
+        _, stats = self._watched.get(name, (None, None))
+        if not stats or not stats["backends"]:
+            return "no backend"
+        each = stats["backends"][0]
+        names = ("pages-merged", "zero-pages", "merged-runs", "cow-broken")
+        words = [f"{name} {each[name]}" for name in names if name in each]
+        return " ".join([each["state"], *words])
+
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(ANSWER_S + 10)
@@ -282,7 +294,10 @@ class Watcher:
 
     def _look(self, name: str) -> None:
         monitor, before = self._watched[name]
+        start = time.monotonic()
         stats = monitor.execute("query-ksm-stats")
+        if time.monotonic() - start > SLOW_S:
+            self._log(f"watch: {name}: answered in {time.monotonic() - start:.1f} s")
         wrongs = stats_wrongs(stats, before)
         self._watched[name] = (monitor, stats)
         text = monitor.execute("human-monitor-command", command_line="info ksm")
