@@ -3,7 +3,7 @@
 
 The seed is printed first; `--seed N` makes the same sequence again.  The log,
 each step with its time and what came of it, stays in build/storm when
-something was wrong.  What is done is in scripts/lib/storm.py, what is wrong
+something was wrong.  What is done is in scripts/lib/storm_actions.py, what is wrong
 in scripts/lib/storm_watch.py.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import storm_actions  # noqa: F401  (what can be done)
 from qemu_guest import TOP
 from storm import SOURCES, Storm, default_seed
 
