@@ -3,8 +3,8 @@
 
 The seed is printed first; `--seed N` makes the same sequence again.  The log,
 each step with its time and what came of it, stays in build/storm when
-something was wrong.  What is done is in scripts/lib/storm_actions.py, what is wrong
-in scripts/lib/storm_watch.py.
+something was wrong.  What is done is in scripts/lib/storm_actions.py, what is
+wrong in scripts/lib/storm_watch.py.
 """
 
 from __future__ import annotations
