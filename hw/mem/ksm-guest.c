@@ -484,7 +484,8 @@ static void guest_make_some_room(KsmGuest *guest)
     /* little is left to do, but only this ends the tracking of writes */
     ret = ksm_unmerge(guest->region, 0, guest->size);
     trace_ksm_make_room(guest->id, ret);
-    if (ret < 0) {
+    /* what a device writes to stays in a mapping of the pool: no harm */
+    if (ret < 0 && ret != -EBUSY) {
         warn_report("the memory of %s cannot be unmerged: %s", guest->id,
                     strerror(-ret));
     }

@@ -112,16 +112,20 @@ static int register_protect(const UffdRange *range)
     return prim.uffd_register(range, UFFD_PROTECT);
 }
 
-void dirty_pause(KsmRegion *r)
+int dirty_pause(KsmRegion *r)
 {
-    if (r->tracking) {
+    int ret = 0;
+
+    if (r->tracking || r->registered) {
+        /* all of it is registered anew, or nothing */
         r->tracking = false;
-        for (unsigned tries = 0; tries < 3; tries++) {
-            if (for_own_pages(r, prim.uffd_unregister) == 0) {
-                break;
-            }
+        ret = for_own_pages(r, prim.uffd_unregister);
+        for (unsigned tries = 0; ret < 0 && tries < 2; tries++) {
+            ret = for_own_pages(r, prim.uffd_unregister);
         }
+        r->registered = ret < 0;
     }
+    return ret;
 }
 
 void dirty_resume(KsmRegion *r)
@@ -129,6 +133,7 @@ void dirty_resume(KsmRegion *r)
     if (r->dirty != KSM_DIRTY_PAGEMAP || r->tracking) {
         return;
     }
+    r->registered = true;
     r->tracking = for_own_pages(r, register_protect) == 0;
     for (size_t c = 0; c < r->n_chunks; c++) {
         r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;

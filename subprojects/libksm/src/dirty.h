@@ -22,12 +22,17 @@
 int dirty_init(KsmRegion *r);
 
 /*
- * (Un)registers what the source needs; the range was mapped anew, or is
- * about to be given back. Failing to only loses knowledge.
+ * Registers what the source needs: for a range that was mapped anew, or for
+ * the region. Failing to only loses knowledge.
  */
 void dirty_track(KsmRegion *r, size_t page, size_t n);
-void dirty_pause(KsmRegion *r);
 void dirty_resume(KsmRegion *r);
+
+/*
+ * Unregisters the region, which nobody else could register otherwise.  0, or
+ * -errno: part of it is registered still; calling again may help.
+ */
+int dirty_pause(KsmRegion *r);
 
 /*
  * Asks about a piece of at most PIECE_PAGES that begins at @chunk; returns

@@ -707,9 +707,7 @@ int ksm_region_remove(KsmRegion *region, KsmRemove how)
     lock_take(&e->lock);
     if (ret == 0 && how == KSM_REMOVE_UNMERGE) {
         ret = merge_unmerge(e, region, 0, region->n_pages);
-        if (ret == 0) {
-            dirty_pause(region);
-        }
+        ret = ret < 0 ? ret : dirty_pause(region);
     }
     if (ret == 0) {
         region_drop(e, region);
@@ -869,8 +867,11 @@ int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
     lock_take(&e->lock);
     if (range_pages(region, offset, len, &page, &n)) {
         ret = merge_unmerge(e, region, page, n);
-        if (ret == 0 && len == region->len) {
-            dirty_pause(region);
+        /* what a device writes to stays; the rest is wanted all the same */
+        if ((ret == 0 || ret == -EBUSY) && len == region->len) {
+            int paused = dirty_pause(region);
+
+            ret = paused < 0 ? paused : ret;
         }
         pool_flush(&e->pool);
     }

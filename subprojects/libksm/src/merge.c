@@ -398,13 +398,6 @@ static Where page_where(KsmEngine *e, const Isolation *s, unsigned i)
                                                       : WHERE_SETTLED;
 }
 
-static bool range_is_busy(KsmRegion *r, void *addr, size_t len)
-{
-    const KsmRegionOps *ops = r->ops;
-
-    return ops && ops->busy && ops->busy(r->opaque, addr, len);
-}
-
 /*
  * Is it safe to copy a page of which the tables say nothing?  Not where it may
  * never have been staged, for a copy replaces a poison marker at home.
@@ -427,7 +420,7 @@ static bool may_copy(KsmEngine *e, const Isolation *s, unsigned i,
         return false;   /* who reads a hole in the staging area may wait */
     }
     return how == BACK_ANY || s->waited_us >= PATIENCE_US ||
-           !range_is_busy(s->r, page_addr(s->r, s->page + i), PAGE_BYTES);
+           !region_busy(s->r, page_addr(s->r, s->page + i), PAGE_BYTES);
 }
 
 static BackTry back_copy(KsmEngine *e, const Isolation *s, unsigned i,
@@ -1062,7 +1055,7 @@ static bool span_replace(KsmEngine *e, Isolation *s)
     unsigned runs;
     uint64_t t;
 
-    if (range_is_busy(s->r, page_addr(s->r, s->page), s->n * PAGE_BYTES)) {
+    if (region_busy(s->r, page_addr(s->r, s->page), s->n * PAGE_BYTES)) {
         e->total.busy++;
         s->r->busy++;
         span_undo(e, s, ACT_PINNED);
@@ -1447,7 +1440,7 @@ typedef enum RestoreFor {
 static bool restore_is_busy(KsmRegion *r, const UffdRange *range,
                             RestoreFor whom)
 {
-    return range_is_busy(r, range->addr, range->len) ||
+    return region_busy(r, range->addr, range->len) ||
            (whom == FOR_SCAN && region_inhibited(r));
 }
 

@@ -213,6 +213,13 @@ int region_map_anonymous(KsmRegion *r, size_t page, size_t n)
     return 0;
 }
 
+bool region_busy(KsmRegion *r, void *addr, size_t len)
+{
+    const KsmRegionOps *ops = r->ops;
+
+    return ops && ops->busy && ops->busy(r->opaque, addr, len);
+}
+
 const char *region_inhibited(KsmRegion *r)
 {
     r->inhibited = r->unmerging ? "its memory is being unmerged"

@@ -94,6 +94,7 @@ struct KsmRegion {
     KsmDirtySource dirty;
     bool leaving;           /* being removed: not to be merged any more */
     bool tracking;          /* registered for async write-protect */
+    bool registered;        /* ... or part of it is, which is of no use */
     const char *inhibited;  /* what the op said last */
     unsigned unmerging;     /* calls that unmerge it: nothing is merged */
     bool rests;             /* not to be merged in this pass */
@@ -211,6 +212,9 @@ void region_free(KsmRegion *r);
 
 /* Why not to merge there now; asks the region's op. */
 const char *region_inhibited(KsmRegion *r);
+
+/* Is a device at the range, or may it be?  Asks the region's op. */
+bool region_busy(KsmRegion *r, void *addr, size_t len);
 
 /* Tests: counters equal what a walk counts. */
 void region_check(KsmRegion *r);

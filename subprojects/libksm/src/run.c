@@ -91,10 +91,12 @@ static PlanAct page_match(KsmEngine *e, KsmRegion *r, size_t page,
         *slot = place & ~PLACE_SLOT;
         return pool_full(&e->pool, *slot) ? ACT_NEW : ACT_MAP;
     }
-    if (place == page_id(r, page) || !partner_worth(e, place)) {
+    if (place == page_id(r, page)) {
         return ACT_KEEP;
     }
-    return ACT_NEW;
+    /* it may have become the candidate when it was thought to be alone */
+    scan_met(e, place);
+    return partner_worth(e, place) ? ACT_NEW : ACT_KEEP;
 }
 
 /* Neighbours with the same content, from @i on. */

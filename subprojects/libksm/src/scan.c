@@ -186,7 +186,10 @@ static bool chunk_exclusive(KsmEngine *e, KsmRegion *r, size_t chunk,
  * may be that a child was forked: the kernel moves only pages that are known
  * to be ours alone, and finds that out at the next write.  A write fault
  * without a write does it; but only once the child is gone, for before it
- * would make a copy.
+ * would make a copy.  (A page table entry that says so too soon costs that
+ * copy.)  Nor while a device writes by a plain reference: the fault would
+ * copy, and leave the device with the old page.  One that comes later finds
+ * the page by a write fault of its own.
  */
 static void chunk_unshare(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -204,7 +207,7 @@ static void chunk_unshare(KsmEngine *e, KsmRegion *r, size_t chunk)
                page_state(r, page + i + n) == PAGE_PINNED) {
             n++;
         }
-        if (n) {
+        if (n && !region_busy(r, page_addr(r, page + i), n * PAGE_BYTES)) {
             prim.advise(page_addr(r, page + i), n * PAGE_BYTES,
                         MADV_POPULATE_WRITE);
         }

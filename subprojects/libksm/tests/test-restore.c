@@ -174,6 +174,8 @@ static void test_unmerge_busy(void)
     g_assert(h.pauses > 0 && h.pauses < 100);
     /* of what may be written to nothing was replaced; of the rest all was */
     g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == BROKEN);
+    /* and whoever needs userfaultfd for himself gets it */
+    g_assert(!s.ra->tracking && !s.ra->registered);
     mem_check(s.a);
     g_assert(ksm_region_remove(s.ra, KSM_REMOVE_UNMERGE) == -EBUSY);
     mem_check(s.a);
@@ -284,6 +286,31 @@ static void test_unmerge_failed(void)
     scene_end(&s);
 }
 
+static int unregister_fails(const UffdRange *range)
+{
+    return -ENOMEM;
+}
+
+/* Memory that could not be unregistered is not handed back as if it were. */
+static void test_registered(void)
+{
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
+    util_passes(s.e, 1);
+    g_assert(s.ra->tracking);
+    prim.uffd_unregister = unregister_fails;
+    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == -ENOMEM);
+    g_assert(ksm_region_remove(s.ra, KSM_REMOVE_UNMERGE) == -ENOMEM);
+    prim.uffd_unregister = prim_real.uffd_unregister;
+    util_remove(s.ra);
+    s.ra = util_add(s.e, s.a, &mem_ops);
+    scene_end(&s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -296,5 +323,6 @@ int main(int argc, char **argv)
     g_test_add_func("/restore/unmerge/inhibited", test_unmerge_inhibited);
     g_test_add_func("/restore/unmerge/turns", test_unmerge_turns);
     g_test_add_func("/restore/unmerge/failed", test_unmerge_failed);
+    g_test_add_func("/restore/registered", test_registered);
     return g_test_run();
 }

@@ -7,6 +7,7 @@
  * alone.  Leaves to others: that memory keeps its bytes whatever happens
  * (test-engine, test-merge, test-fault, test-prop).
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -805,6 +806,78 @@ static void add_sources(const char *path, GTestDataFunc fn)
     }
 }
 
+/* --- what fails for a time --- */
+
+static int no_room(int fd, off_t offset, off_t len)
+{
+    return -ENOSPC;
+}
+
+/* Copies that found no room in the pool still know each other. */
+static void test_no_room(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 64, 1, 1);
+    mem_fill_run(s.m, 512, 64, 1, 1);
+    prim.allocate = no_room;
+    util_passes(s.e, 10);
+    g_assert(util_stats(s.e).pages_sharing == 0);
+    prim.allocate = prim_real.allocate;
+    ksm_rescan(s.e);
+    util_passes(s.e, 10);
+    g_assert(util_stats(s.e).pages_sharing == 64);
+    scene_end(&s);
+}
+
+static unsigned faults;     /* write faults asked for in the region */
+static Scene *faulted;
+
+static int move_refused(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    *done = 0;
+    return -EBUSY;
+}
+
+static int count_faults(void *addr, size_t len, int advice)
+{
+    faults += advice == MADV_POPULATE_WRITE &&
+              (char *)addr >= faulted->m->addr &&
+              (char *)addr < faulted->m->addr + PAGES * PAGE;
+    return prim_real.advise(addr, len, advice);
+}
+
+/*
+ * What could not be moved is made ours alone by a write fault; not while a
+ * device is at it, which would be left with the old page.
+ */
+static void test_unshare(gconstpointer data)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    faulted = &s;
+    mem_fill_run(s.m, 0, 64, 1, 1);
+    mem_fill_run(s.m, 512, 64, 1, 1);
+    prim.uffd_move = move_refused;
+    util_passes(s.e, 4);
+    g_assert(s.r->count[PAGE_PINNED] > 0);
+    faults = 0;
+    s.m->busy = GPOINTER_TO_INT(data);
+    prim.advise = count_faults;
+    util_passes(s.e, 20);
+    g_assert(s.m->busy == !faults);
+    prim.advise = prim_real.advise;
+    prim.uffd_move = prim_real.uffd_move;
+    s.m->busy = false;
+    scene_end(&s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -827,5 +900,10 @@ int main(int argc, char **argv)
     add_sources("/scan/rest", test_rest);
     add_sources("/scan/rest-midway", test_rest_midway);
     g_test_add_func("/scan/rest/settle", test_rest_settle);
+    g_test_add_func("/scan/no-room", test_no_room);
+    g_test_add_data_func("/scan/unshare/idle", GINT_TO_POINTER(false),
+                         test_unshare);
+    g_test_add_data_func("/scan/unshare/busy", GINT_TO_POINTER(true),
+                         test_unshare);
     return g_test_run();
 }
