@@ -332,7 +332,8 @@ class Storm:
         if guest.alive():
             status = str(self.qmp("query-status"))
         raise StormError(
-            f"the guest made no progress for {GUEST_S:.0f} s: {status}"
+            f"the guest made no progress for {GUEST_S:.0f} s: {status}, "
+            f"last heard of: {guest.state}, {guest.events[-3:]}"
             f"{guest.last_words(1)}"
         )
 

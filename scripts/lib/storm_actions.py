@@ -86,7 +86,13 @@ def do_rest(storm: Storm, rng: Random) -> object:
 
 @action(4, beside=True)
 def do_balloon(storm: Storm, rng: Random) -> object:
-    mib = rng.choice((MEMORY_MIB, MEMORY_MIB, rng.randint(BALLOON_MIB, MEMORY_MIB)))
+    taken = rng.choice((0, 0, rng.randint(0, MEMORY_MIB - BALLOON_MIB)))
+    return balloon_takes(storm, taken)
+
+
+def balloon_takes(storm: Storm, taken: int) -> object:
+    """QEMU wants to hear what is left, of all there is with the DIMM."""
+    mib = MEMORY_MIB + (DIMM_MIB if storm.dimm else 0) - taken
     storm.qmp("balloon", value=mib * MIB)
     return f"{mib} MiB"
 
@@ -353,7 +359,7 @@ def do_dimm(storm: Storm, rng: Random) -> object:
         storm.settle()
         return "plugged"
     # it needs room for what is there
-    storm.qmp("balloon", value=MEMORY_MIB * MIB)
+    balloon_takes(storm, 0)
     storm.settle()
     try:
         storm.qmp("device_del", id="dimm0")
