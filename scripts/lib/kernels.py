@@ -506,7 +506,7 @@ def main() -> int:
         total.failed += outcome.failed
         total.skipped += outcome.skipped
     for what in total.failed:
-        print(f"FAILED {what}")
+        print(f"FAIL: {what}")
     for what in total.skipped:
         print(f"SKIPPED: {what}")
     print(

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "prim.h"
+#include "slower.h"
 #include "util.h"
 
 Mem *mem_new(size_t pages, size_t skip, MemPages kind)
@@ -225,6 +226,7 @@ KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty)
      * two of 2048 contents collide, which then stay unmerged.
      */
     prim.random = seed_fixed;
+    slower_init();
     e = ksm_engine_new(&config, &err);
     g_assert(!err);
     return e;
