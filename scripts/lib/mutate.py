@@ -75,7 +75,7 @@ TESTS: tuple[Test, ...] = (
     Test("fault", env=(("KSM_FAULT_STEP", "23"),)),
     Test("engine", files=("engine.c", "scan.c", "dirty.c", "discard.c", "stats.c")),
     Test("move"),
-    Test("fuzz", args=("--first", "--seed", "1", "--seeds", "80", "--without", "late")),
+    Test("fuzz", args=("--first", "--seed", "1", "--seeds", "80")),
     Test("prop", args=("--seed", "1", "--seconds", "15")),
 )
 

@@ -542,8 +542,10 @@ static void put_back_one(KsmEngine *e, Isolation *s, unsigned i, PutBack how)
         if (told == TRY_DONE) {
             return;
         }
-        sure = told == last ? sure + 1 : 1;
-        last = told;
+        if (told != TRY_AGAIN) {
+            sure = told == last ? sure + 1 : 1;
+            last = told;
+        }
         if (told != TRY_AGAIN &&
             sure >= (told == TRY_UNREADABLE ? UNREADABLE_SURE : SURE)) {
             if (told != TRY_SETTLED) {
@@ -662,12 +664,15 @@ static unsigned map_runs(KsmEngine *e, Isolation *s)
  */
 static bool slot_is_sound(KsmEngine *e, KsmRegion *r, uint32_t slot)
 {
-    const char *page = pool_content(&e->pool, slot);
-    uint64_t h = page ? e->hash(page, e->seed) : 0;
+    int ret = pool_readable(&e->pool, slot, 1);
+    uint64_t h = ret < 0 ? 0 : e->hash(pool_page(&e->pool, slot), e->seed);
 
-    if (page && (scan_fold(r, h) == e->pool.hash[slot] ||
-                 scan_fold_again(r, h) == e->pool.hash[slot])) {
+    if (ret == 0 && (scan_fold(r, h) == e->pool.hash[slot] ||
+                     scan_fold_again(r, h) == e->pool.hash[slot])) {
         return true;
+    }
+    if (ret < 0 && ret != -EFAULT) {
+        return false;   /* not known */
     }
     /* a pattern is found by its first slot */
     if (pool_pattern(&e->pool, slot)) {
@@ -811,11 +816,19 @@ static void fill_slots(KsmEngine *e, Isolation *s)
     }
 }
 
-static bool is_in_slot(KsmEngine *e, const char *page, uint32_t slot)
+/* Pages from @i on that map consecutive slots, which can be read. */
+static unsigned readable_run(KsmEngine *e, const Isolation *s, unsigned i)
 {
-    const char *content = pool_content(&e->pool, slot);
+    uint32_t slot = e->plan.slot[s->at + i];
+    unsigned n = 1;
 
-    return content && !memcmp(page, content, PAGE_BYTES);
+    while (i + n < s->n && act_joined(&e->plan, s->at + i + n - 1)) {
+        n++;
+    }
+    if (pool_readable(&e->pool, slot, n) == 0) {
+        return n;
+    }
+    return pool_readable(&e->pool, slot, 1) == 0;
 }
 
 /*
@@ -825,9 +838,9 @@ static bool is_in_slot(KsmEngine *e, const char *page, uint32_t slot)
 static unsigned verify(KsmEngine *e, Isolation *s)
 {
     KsmPlan *p = &e->plan;
-    unsigned good = 0;
+    unsigned good = 0, readable = 0;
 
-    for (unsigned i = 0; i < s->n; i++) {
+    for (unsigned i = 0; i < s->n; i++, readable -= readable > 0) {
         unsigned at = s->at + i;
         const char *page = s->stage + i * PAGE_BYTES;
         uint32_t slot = p->slot[at];
@@ -842,8 +855,13 @@ static unsigned verify(KsmEngine *e, Isolation *s)
         if (p->act[at] != ACT_ZERO && p->act[at] != ACT_MAP) {
             continue;
         }
-        equal = p->act[at] == ACT_ZERO ? page_is_zero(page)
-                                       : is_in_slot(e, page, slot);
+        if (p->act[at] == ACT_ZERO) {
+            equal = page_is_zero(page);
+        } else {
+            readable = readable ? readable : readable_run(e, s, i);
+            equal = readable && !memcmp(page, pool_page(&e->pool, slot),
+                                        PAGE_BYTES);
+        }
         if (equal) {
             good++;
             continue;
@@ -1192,7 +1210,6 @@ unsigned merge_plan(KsmEngine *e)
     unsigned merged = 0;
     sigset_t old;
 
-    pool_check_memory(&e->pool);
     prim.signals_block(&old);
     for (unsigned i = 0; i < p->n_spans; i++) {
         PlanSpan *span = &p->span[i];
@@ -1279,21 +1296,26 @@ static int copy_plainly(char *copy, const char *from, size_t len)
     return ret;
 }
 
-/* A private copy of a range whose writers are blocked. */
-static void *copy_aside(KsmEngine *e, KsmRegion *r, size_t page, size_t len)
+/* A private copy of a range whose writers are blocked; *@zero: of zeroes. */
+static void *copy_aside(KsmEngine *e, KsmRegion *r, size_t page, size_t len,
+                        bool *zero)
 {
-    void *copy = stage_map(NULL, len, 0);
+    char *copy = stage_map(NULL, len, 0), *from = page_addr(r, page);
+    bool readable;
     int ret;
 
     if (!copy) {
         return NULL;
     }
-    ret = e->pool.careful ? copy_careful(e, copy, page_addr(r, page), len)
-                          : copy_plainly(copy, page_addr(r, page), len);
+    readable = prim.advise(from, len, MADV_POPULATE_READ) == 0;
+    ret = readable ? copy_plainly(copy, from, len)
+                   : copy_careful(e, copy, from, len);
     if (ret < 0) {
         prim.unmap(copy, len);
         return NULL;
     }
+    /* what was copied carefully may not be readable either */
+    *zero = readable && copy[0] == 0 && !memcmp(copy, copy + 1, len - 1);
     return copy;
 }
 
@@ -1355,25 +1377,22 @@ static void *map_apart(size_t len, int flags)
  * Zeroes need no memory.  A mapping that was never populated becomes part of
  * the one next to it when it is moved there; one that was cannot.
  */
-static void *copy_of_zeroes(const KsmRegion *r, char *copy, size_t len,
-                            bool *zero)
+static void *zeroes_aside(const KsmRegion *r, void *copy, size_t len)
 {
-    *zero = copy && copy[0] == 0 && !memcmp(copy, copy + 1, len - 1);
-    if (*zero) {
-        prim.unmap(copy, len);
-        copy = map_apart(len, r->map_flags);
-    }
-    return copy;
+    prim.unmap(copy, len);
+    return map_apart(len, r->map_flags);
 }
 
 /* A range whose writers are blocked: back to anonymous memory. */
 static int replace_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 {
     size_t len = n * PAGE_BYTES;
-    bool zero;
-    void *copy = copy_of_zeroes(r, copy_aside(e, r, page, len), len, &zero);
-    int ret = copy ? copy_over(copy, page_addr(r, page), len) : -ENOMEM;
+    bool zero = false;
+    void *copy = copy_aside(e, r, page, len, &zero);
+    int ret;
 
+    copy = zero ? zeroes_aside(r, copy, len) : copy;
+    ret = copy ? copy_over(copy, page_addr(r, page), len) : -ENOMEM;
     if (ret < 0) {
         unblock(e, r, page, n);
         return ret;
@@ -1456,7 +1475,6 @@ static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
         /* the content gets its own copy; the mapping stays */
         return copy_in_place(e, r, page, n);
     }
-    pool_check_memory(&e->pool);
     ret = prim.uffd_register(&range, UFFD_PROTECT);
     if (ret < 0) {
         return ret;

@@ -37,7 +37,6 @@
 #define LINE_SLOTS      4096u   /* that a FreeLine tells of */
 #define SEARCH_LINES    256u    /* looked at for a free run */
 
-#define MEMORY_CHECK_NS UINT64_C(1000000000)
 
 typedef enum SlotMark { MARK_TAKEN, MARK_FREE } SlotMark;
 
@@ -886,36 +885,12 @@ static uint32_t block_take(KsmPool *p)
     return first;
 }
 
-/* Reading a file of failed memory is an error, not a signal. */
-const char *pool_content_read(KsmPool *p, uint32_t slot)
+int pool_readable(const KsmPool *p, uint32_t slot, unsigned n)
 {
-    ssize_t n;
+    int ret = prim.advise((void *)pool_page(p, slot), n * PAGE_BYTES,
+                          MADV_POPULATE_READ);
 
-    do {
-        n = prim.read_at(p->map_fd, p->content, sizeof(p->content),
-                         (off_t)slot * PAGE_BYTES);
-    } while (n == -EINTR);
-    return n == sizeof(p->content) ? p->content : NULL;
-}
-
-void pool_check_memory(KsmPool *p)
-{
-    static const char key[] = "\nHardwareCorrupted:";
-    uint64_t now = prim.now_ns(), failed;
-    g_autofree char *text = NULL;
-    const char *at;
-
-    if (p->careful || (p->looked && now - p->looked < MEMORY_CHECK_NS)) {
-        return;
-    }
-    text = prim_read_file("/proc/meminfo", NULL);
-    at = text ? strstr(text, key) : NULL;
-    if (at) {
-        failed = g_ascii_strtoull(at + strlen(key), NULL, 10);
-        p->failed = p->looked ? p->failed : failed;
-        p->careful = failed != p->failed;
-    }
-    p->looked = now;
+    return ret == -EHWPOISON || ret == -EINVAL ? -EFAULT : ret;
 }
 
 KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash)
@@ -947,12 +922,9 @@ uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n)
 
     while (t->filled < want && t->filled < CHUNK_PAGES &&
            t->asked >= 4 * t->filled) {
-        const char *page;
-
-        pool_check_memory(p);
-        page = pool_content(p, t->first);
-        if (!page || pattern_fill(p, t, page,
-                                  MIN(2 * t->filled, CHUNK_PAGES)) < 0) {
+        if (pool_readable(p, t->first, 1) < 0 ||
+            pattern_fill(p, t, pool_page(p, t->first),
+                         MIN(2 * t->filled, CHUNK_PAGES)) < 0) {
             break;
         }
     }

@@ -83,11 +83,6 @@ typedef struct KsmPool {
     SlotList kept_slots, kept_blocks;   /* a child may map it */
     SlotList gone_slots, gone_blocks;   /* to be punched, in time */
     char *piece;            /* buffer: part of a pattern */
-    /* memory that has failed: see pool_check_memory() */
-    bool careful;           /* the view is not to be trusted */
-    uint64_t failed;        /* of the machine's memory, when first looked */
-    uint64_t looked;        /* ns; 0: never */
-    char content[4096];     /* of the slot looked at last, while careful */
     unsigned max_sharing;
     uint64_t shared;        /* slots with users */
     uint64_t sharing;       /* users of all slots */
@@ -131,22 +126,13 @@ static inline const char *pool_page(const KsmPool *p, uint32_t slot)
 }
 
 /*
- * Has memory of this machine failed since it was first asked?  Then slots are
- * not read through the view any more: a page of it may have failed, and who
- * touches that gets a SIGBUS.  Cheap: looks at most once a second.
+ * May the slots be read?  0, -EFAULT if memory of theirs has failed, another
+ * -errno if they cannot be read just now.  Who reads failed memory gets a
+ * SIGBUS, and with signals blocked that is the end of the process; what fails
+ * between this and the reading is not helped.  Maps them, too, so that reading
+ * takes no faults.
  */
-void pool_check_memory(KsmPool *p);
-
-const char *pool_content_read(KsmPool *p, uint32_t slot);
-
-/*
- * The content of a slot, until this is called again; NULL: it cannot be read,
- * for its memory has failed.
- */
-static inline const char *pool_content(KsmPool *p, uint32_t slot)
-{
-    return p->careful ? pool_content_read(p, slot) : pool_page(p, slot);
-}
+int pool_readable(const KsmPool *p, uint32_t slot, unsigned n);
 
 static inline unsigned pool_users(const KsmPool *p, uint32_t slot)
 {

@@ -22,6 +22,9 @@
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT        21
 #endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ  22
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif

@@ -81,6 +81,9 @@ static const CallInfo infos[CALL_MAX] = {
                          { ENOMEM, EAGAIN, EBUSY, EFAULT } },
     [CALL_COPY] = { "uffd_copy", { ENOMEM, EAGAIN } },
     [CALL_PAGEMAP] = { "pagemap", { ENOMEM, EINTR } },
+    [CALL_LENGTHEN] = { "lengthen", { ENOMEM, EAGAIN } },
+    [CALL_SEAL] = { "seal_write", { EBUSY } },
+    [CALL_POISON] = { "uffd_poison", { ENOMEM, EAGAIN, EINVAL } },
 };
 
 /* Calls that fail together, and with what. */
@@ -433,6 +436,17 @@ static int f_remap(void *from, size_t len, void *to)
     return -code;
 }
 
+static void *f_lengthen(void *from, size_t len, size_t want, void *at)
+{
+    int code = hit(CALL_LENGTHEN, at, from, want);
+
+    if (!code) {
+        return prim_real.lengthen(from, len, want, at);
+    }
+    errno = code;
+    return NULL;
+}
+
 static int f_advise(void *addr, size_t len, int advice)
 {
     int code;
@@ -473,6 +487,35 @@ static int f_prefer_node(int node)
     int code = hit(CALL_PREFER_NODE, NULL, NULL, 0);
 
     return code ? -code : prim_real.prefer_node(node);
+}
+
+static int f_thread_policy_get(int *mode, unsigned long *mask, size_t bits)
+{
+    int code = hit(CALL_POLICY_GET, NULL, NULL, 0);
+
+    return code ? -code : prim_real.thread_policy_get(mode, mask, bits);
+}
+
+static int f_thread_policy_set(int mode, const unsigned long *mask,
+                               size_t bits)
+{
+    int code = hit(CALL_POLICY_SET, NULL, NULL, 0);
+
+    return code ? -code : prim_real.thread_policy_set(mode, mask, bits);
+}
+
+static int f_memfd_sealable(const char *name)
+{
+    int code = hit(CALL_MEMFD, NULL, NULL, 0);
+
+    return code ? -code : prim_real.memfd_sealable(name);
+}
+
+static int f_seal_write(int fd)
+{
+    int code = hit(CALL_SEAL, NULL, NULL, 0);
+
+    return code ? -code : prim_real.seal_write(fd);
 }
 
 static int f_memfd(const char *name)
@@ -696,6 +739,13 @@ static int f_uffd_copy(int fd, void *to, const void *from, size_t len,
     return -code;
 }
 
+static int f_uffd_poison(int fd, void *addr, size_t len)
+{
+    int code = hit(CALL_POISON, addr, NULL, len);
+
+    return code ? -code : prim_real.uffd_poison(fd, addr, len);
+}
+
 static ssize_t f_pagemap(PmScan *scan)
 {
     int code = hit(CALL_PAGEMAP, (void *)scan->start, NULL,
@@ -780,6 +830,11 @@ static void install_memory(void)
     prim.policy_get = f_policy_get;
     prim.policy_set = f_policy_set;
     prim.prefer_node = f_prefer_node;
+    prim.thread_policy_get = f_thread_policy_get;
+    prim.thread_policy_set = f_thread_policy_set;
+    prim.lengthen = f_lengthen;
+    prim.memfd_sealable = f_memfd_sealable;
+    prim.seal_write = f_seal_write;
     prim.memfd = f_memfd;
     prim.open_read = f_open_read;
     prim.close = f_close;
@@ -806,6 +861,7 @@ void faults_install(uint64_t seed, const FaultScene *s, bool virtual)
     prim.uffd_protect = f_uffd_protect;
     prim.uffd_move = f_uffd_move;
     prim.uffd_copy = f_uffd_copy;
+    prim.uffd_poison = f_uffd_poison;
     prim.pagemap = f_pagemap;
     prim.signals_block = f_signals_block;
     prim.signals_restore = f_signals_restore;

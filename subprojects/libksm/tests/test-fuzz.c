@@ -563,7 +563,10 @@ static const KsmRegionOps ops_plain = {
 /* May a call have ended only because failures ceased? */
 static bool may_wait(void)
 {
-    return (faults_for_ever(CALL_MOVE_BACK) && faults_for_ever(CALL_COPY)) ||
+    /* a page whose memory failed cannot be moved: a copy has to say so */
+    bool stays = faults_for_ever(CALL_MOVE_BACK) || T.poisons;
+
+    return (stays && faults_for_ever(CALL_COPY)) ||
            faults_for_ever(CALL_PAGEMAP) || faults_for_ever(CALL_MAP) ||
            faults_for_ever(CALL_REMAP) || faults_for_ever(CALL_REGISTER);
 }
@@ -1463,9 +1466,9 @@ static void note_reasons(void)
         }
     }
     note("index: %zu entries in %zu lines; pool: %u of %zu slots; merging is "
-         "refused for %s", (size_t)T.e->index.count, T.e->index.n_lines,
+         "refused for %s", (size_t)T.e->index.count, T.e->index.now.n_lines,
          T.e->pool.top, T.e->pool.capacity,
-         ksm_reason_name(T.area[0].region->chunk[0].reason));
+         ksm_reason_name(T.area[0].region->chunk[0].why_not));
     for (unsigned i = 0; i < T.n_areas; i++) {
         KsmRegion *r = T.area[i].region;
 

@@ -274,7 +274,6 @@ static void test_unmerge_failed(void)
     }
     page_fails(&s, bad);
     g_assert(!is_readable(s.a->addr + bad * PAGE));
-    s.e->pool.careful = true;   /* as pool_check_memory() has it */
     g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
     g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == 0);
     g_assert(!is_readable(s.a->addr + bad * PAGE));
