@@ -1,6 +1,8 @@
 /*
  * The program that runs inside the guests of the demo, benches and tests
  *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
  * It is the guest's init.  In the initramfs it loads the modules and mounts
  * the root file system; there it reads the files of the Debian userland, so
  * that the page cache is a real one, starts a few of its programs, fills
@@ -38,8 +40,6 @@
  *
  * Leaves to others: the image (guest-image), starting guests and talking to
  * this (qemu_guest.py).
- *
- * SPDX-License-Identifier: GPL-2.0-or-later
  */
 
 /* for O_DIRECT */
