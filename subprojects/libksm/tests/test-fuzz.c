@@ -1510,11 +1510,13 @@ static void recover(void)
         content[101] = zero ? 0 : 1 + i % (a->n / 2) % 128;
         write_page(a, i, content);
     }
-    if (T.e->uffd_wp < 0 || T.config.max_page_sharing < 16) {
+    if (T.e->uffd_wp < 0 || T.config.max_page_sharing < 16 ||
+        T.config.vma_reserve_percent > 90) {
         /*
          * Made with failures, an engine may lack what it takes to restore;
-         * and each replica of a pattern sets 512 slots aside, however few may
-         * share one.  For both, no more can be merged than there is room for.
+         * each replica of a pattern sets 512 slots aside, however few may
+         * share one; and of one mapping in a hundred the other areas may have
+         * taken all.  No more can be merged than there is room for.
          */
         count(&report->skipped, 1);
         return;
