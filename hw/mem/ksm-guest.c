@@ -565,7 +565,7 @@ bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
      * memory of their own already, and must not be moved to another.  For
      * those that come meanwhile the op "busy" is asked, page by page.
      */
-    if (ksm_pinned()) {
+    if (ksm_pinned() || ksm_bypassed()) {
         error_setg(errp, "cannot unmerge while a device has the memory "
                    "mapped");
         return false;

@@ -83,10 +83,14 @@ void dirty_track(KsmRegion *r, size_t page, size_t n)
     }
 }
 
-/* Calls for each run of pages that are (not) in a mapping of the pool. */
-static int for_own_pages(KsmRegion *r, int (*fn)(const UffdRange *range))
+/*
+ * Calls for each run of pages up to *@until that is not in a mapping of the
+ * pool; where that fails is left there.
+ */
+static int for_own_pages(KsmRegion *r, int (*fn)(const UffdRange *range),
+                         size_t *until)
 {
-    size_t end = end_page(r), n;
+    size_t end = *until, n;
 
     for (size_t i = first_page(r); i < end; i += n) {
         bool mapped = page_is_mapped(r, i);
@@ -100,6 +104,7 @@ static int for_own_pages(KsmRegion *r, int (*fn)(const UffdRange *range))
             int ret = fn(&range);
 
             if (ret < 0) {
+                *until = i;
                 return ret;
             }
         }
@@ -112,20 +117,42 @@ static int register_protect(const UffdRange *range)
     return prim.uffd_register(range, UFFD_PROTECT);
 }
 
+static int unregister_until(KsmRegion *r, size_t page)
+{
+    int ret = -EAGAIN;
+
+    for (unsigned tries = 0; ret < 0 && tries < 3; tries++) {
+        size_t until = page;
+
+        ret = for_own_pages(r, prim.uffd_unregister, &until);
+    }
+    r->registered = ret < 0;
+    return ret;
+}
+
 int dirty_pause(KsmRegion *r)
 {
-    int ret = 0;
-
-    if (r->tracking || r->registered) {
-        /* all of it is registered anew, or nothing */
-        r->tracking = false;
-        ret = for_own_pages(r, prim.uffd_unregister);
-        for (unsigned tries = 0; ret < 0 && tries < 2; tries++) {
-            ret = for_own_pages(r, prim.uffd_unregister);
-        }
-        r->registered = ret < 0;
+    if (!r->tracking && !r->registered) {
+        return 0;
     }
-    return ret;
+    /* all of it is registered anew, or nothing */
+    r->tracking = false;
+    return unregister_until(r, end_page(r));
+}
+
+/* Registers all of it, or nothing. */
+static void register_all(KsmRegion *r)
+{
+    size_t until = end_page(r);
+    int ret = for_own_pages(r, register_protect, &until);
+
+    r->tracking = ret == 0;
+    if (ret == -EBUSY || ret == -EINVAL || ret == -EPERM) {
+        /* the rest is another's, who wants to keep it */
+        unregister_until(r, until);
+    } else if (ret < 0) {
+        unregister_until(r, end_page(r));
+    }
 }
 
 void dirty_resume(KsmRegion *r)
@@ -133,8 +160,7 @@ void dirty_resume(KsmRegion *r)
     if (r->dirty != KSM_DIRTY_PAGEMAP || r->tracking) {
         return;
     }
-    r->registered = true;
-    r->tracking = for_own_pages(r, register_protect) == 0;
+    register_all(r);
     for (size_t c = 0; c < r->n_chunks; c++) {
         r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;
     }

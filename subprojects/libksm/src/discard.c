@@ -49,7 +49,7 @@ static int discard_run(KsmRegion *r, size_t page, size_t n)
     int ret;
 
     if (mapped) {
-        bool room = run_vmas_left(r->engine) > VMAS_MIN;
+        bool room = run_vmas_free(r->engine) > VMAS_MIN;
 
         ret = room ? region_map_anonymous(r, page, n) : -ENOMEM;
         r->engine->vmas.since += 2;

@@ -29,6 +29,11 @@ GQuark ksm_error_quark(void)
 
 /* Engines of this process, for fork() and against registering twice. */
 static pthread_mutex_t engines_lock = PTHREAD_MUTEX_INITIALIZER;
+/*
+ * One region is added at a time: two that overlap would each find the other
+ * missing.  Taken before engines_lock, and that before an engine's.
+ */
+static pthread_mutex_t adding_lock = PTHREAD_MUTEX_INITIALIZER;
 static GPtrArray *engines;
 
 void lock_take(KsmLock *l)
@@ -89,6 +94,7 @@ static bool engine_stays_home(const KsmEngine *e)
 
 static void fork_prepare(void)
 {
+    pthread_mutex_lock(&adding_lock);
     pthread_mutex_lock(&engines_lock);
     for (guint i = 0; engines && i < engines->len; i++) {
         KsmEngine *e = g_ptr_array_index(engines, i);
@@ -109,6 +115,7 @@ static void fork_done(void)
         lock_release(&e->lock);
     }
     pthread_mutex_unlock(&engines_lock);
+    pthread_mutex_unlock(&adding_lock);
 }
 
 /*
@@ -127,6 +134,7 @@ static void fork_child(void)
         e->lock.next = e->lock.serving = 0;
     }
     pthread_mutex_unlock(&engines_lock);
+    pthread_mutex_unlock(&adding_lock);
 }
 
 static void engines_add(KsmEngine *e)
@@ -628,12 +636,35 @@ static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
  * What takes long is done without the lock: reading the kernel's list of
  * mappings, and preparing what is kept of each page.
  */
+/* The memory is nobody's so far, and nobody else adds any. */
+static KsmRegion *region_add(KsmEngine *e, void *addr, size_t len, int node,
+                             const KsmRegionOps *ops, void *opaque,
+                             GError **error)
+{
+    KsmRegion *r = region_new(e, addr, len, node, ops, opaque, error);
+    bool entered = false;
+
+    if (!r) {
+        return NULL;
+    }
+    if (region_source(r, error)) {
+        lock_take(&e->lock);
+        entered = region_enter(e, r, error);
+        lock_release(&e->lock);
+    }
+    if (!entered) {
+        dirty_pause(r);
+        region_free(r);
+        return NULL;
+    }
+    return r;
+}
+
 KsmRegion *ksm_region_add(KsmEngine *engine, void *addr, size_t len, int node,
                           const KsmRegionOps *ops, void *opaque,
                           GError **error)
 {
-    KsmRegion *r;
-    bool entered;
+    KsmRegion *r = NULL;
 
     /* does not change but in a forked child, where there is one thread */
     if (engine->dead) {
@@ -646,31 +677,15 @@ KsmRegion *ksm_region_add(KsmEngine *engine, void *addr, size_t len, int node,
                     "address and length must be multiples of %zu", PAGE_BYTES);
         return NULL;
     }
+    pthread_mutex_lock(&adding_lock);
     if (region_given_already(engine, addr, len)) {
         given_already(error);
-        return NULL;
+    } else {
+        r = region_add(engine, addr, len, node, ops, opaque, error);
     }
-    r = region_new(engine, addr, len, node, ops, opaque, error);
-    if (!r) {
-        return NULL;
-    }
-    if (!region_source(r, error)) {
-        region_free(r);
-        return NULL;
-    }
-    lock_take(&engine->lock);
-    entered = region_enter(engine, r, error);
-    lock_release(&engine->lock);
-    if (!entered) {
-        dirty_pause(r);
-        region_free(r);
-        return NULL;
-    }
+    pthread_mutex_unlock(&adding_lock);
     return r;
 }
-
-/* Chunks of a region that goes that are dropped without a break. */
-#define DROP_CHUNKS 8u
 
 /*
  * Called and left with the lock held, but others have it in between: nobody
@@ -687,7 +702,7 @@ static void region_drop(KsmEngine *e, KsmRegion *r)
         if (page_state(r, i) != PAGE_OUTSIDE) {
             region_leave(r, i, PAGE_HOLE);
         }
-        if (i % (DROP_CHUNKS * CHUNK_PAGES) == DROP_CHUNKS * CHUNK_PAGES - 1) {
+        if (i % CHUNK_PAGES == CHUNK_PAGES - 1) {
             lock_release(&e->lock);
             lock_take(&e->lock);
         }
@@ -867,8 +882,8 @@ int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
     lock_take(&e->lock);
     if (range_pages(region, offset, len, &page, &n)) {
         ret = merge_unmerge(e, region, page, n);
-        /* what a device writes to stays; the rest is wanted all the same */
-        if ((ret == 0 || ret == -EBUSY) && len == region->len) {
+        /* whatever has to stay, the rest is wanted all the same */
+        if (len == region->len) {
             int paused = dirty_pause(region);
 
             ret = paused < 0 ? paused : ret;

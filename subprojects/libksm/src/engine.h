@@ -47,7 +47,8 @@ typedef enum ScanPhase {
 #define RIPE_MAX 256
 
 typedef struct KsmVmas {
-    size_t limit;           /* mappings the process may come to have */
+    size_t max;             /* mappings the kernel lets the process have */
+    size_t limit;           /* ... and that it may come to have by us */
     size_t used;            /* it had when they were counted */
     size_t since;           /* made by us since then, at most */
     uint64_t counted;       /* ns; 0: never */

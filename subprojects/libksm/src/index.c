@@ -191,6 +191,7 @@ IndexWork index_step(KsmIndex *x)
     old_release(x);
     if (x->moved >= x->old.n_lines) {
         table_free(&x->old);
+        x->moved = x->released = 0;
         if (!x->wanted) {
             return INDEX_DONE;
         }

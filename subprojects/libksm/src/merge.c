@@ -24,6 +24,7 @@
 #define BACK_NS         15000u
 #define MOVE_NS         100u
 #define BUSY_TRIES      20u     /* ms to wait for a device */
+#define VMAS_FEW        256u    /* left: mappings are not split any more */
 #define SKIP_CHUNKS     4096u   /* without a mapping: passed over in one go */
 #define MOVE_TRIES      8u      /* a page that is busy for a moment */
 #define FAULT_AROUND    (16 * PAGE_BYTES)   /* the kernel's default */
@@ -875,19 +876,35 @@ static unsigned verify(KsmEngine *e, Isolation *s)
     return good;
 }
 
+/* -EINVAL: there is something that cannot have been registered. */
+static int unregister(const UffdRange *range)
+{
+    unsigned tries = 0;
+    int ret;
+
+    /* a pause of nothing would last 50 us, for whoever waits too */
+    while ((ret = prim.uffd_unregister(range)) < 0 && ret != -EINVAL &&
+           ++tries < 10000) {
+        prim.pause(tries > 8 ? 1000 : 0);
+    }
+    return ret;
+}
+
 /* Nothing of the span waits for us any more. */
 static void span_release(KsmEngine *e, Isolation *s)
 {
     UffdRange range = span_range(e, s);
     unsigned tries = 0;
-    int ret;
 
-    /* a pause of nothing would last 50 us, for whoever waits too */
-    while ((ret = prim.uffd_unregister(&range)) < 0 && ret != -EINVAL &&
-           ++tries < 10000) {
-        prim.pause(tries > 8 ? 1000 : 0);
+    if (unregister(&range) == -EINVAL) {
+        /* the owner has mapped something else over part of it */
+        for (unsigned i = 0; i < s->n; i++) {
+            UffdRange page = { e->uffd, page_addr(s->r, s->page + i),
+                               PAGE_BYTES };
+
+            unregister(&page);
+        }
     }
-    tries = 0;
     while (prim.uffd_wake(&range) < 0 && ++tries < 10000) {
         prim.pause(tries > 8 ? 1000 : 0);
     }
@@ -1307,6 +1324,11 @@ static void *copy_aside(KsmEngine *e, KsmRegion *r, size_t page, size_t len,
     if (!copy) {
         return NULL;
     }
+    if (r->policy > 0) {
+        /* the memory is to be where the owner wants it; a hint */
+        prim.policy_set(copy, len, r->policy, r->policy_mask,
+                        sizeof(r->policy_mask) * 8);
+    }
     readable = prim.advise(from, len, MADV_POPULATE_READ) == 0;
     ret = readable ? copy_plainly(copy, from, len)
                    : copy_careful(e, copy, from, len);
@@ -1387,6 +1409,7 @@ static void *zeroes_aside(const KsmRegion *r, void *copy, size_t len)
 static int replace_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 {
     size_t len = n * PAGE_BYTES;
+    UffdRange range = { e->uffd_wp, page_addr(r, page), len };
     bool zero = false;
     void *copy = copy_aside(e, r, page, len, &zero);
     int ret;
@@ -1397,6 +1420,8 @@ static int replace_blocked(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
         unblock(e, r, page, n);
         return ret;
     }
+    /* nobody waits for the books; who is not woken now is by restore_run() */
+    prim.uffd_wake(&range);
     for (size_t i = page; i < page + n; i++) {
         region_leave(r, i, zero ? PAGE_GIVEN : PAGE_NEW);
         page_mark(r, i, !zero);
@@ -1414,9 +1439,12 @@ static bool kind_is_copied(uint8_t kind)
 /*
  * While a device may be writing: a page that was copied on write may be what
  * it writes to, and stays.  One that was not cannot be: the device would have
- * had it copied, and from now on it waits for us as any writer does.
+ * had it copied, and from now on it waits for us as any writer does.  Each
+ * such part becomes a mapping of its own, so @mappings, what is left of them,
+ * is what ends it.
  */
-static int replace_clean(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+static int replace_clean(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
+                         size_t mappings)
 {
     int ret = 0, failed = 0;
     unsigned k;
@@ -1436,10 +1464,15 @@ static int replace_clean(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
         if (copied) {
             unblock(e, r, page + i, k);
             ret = -EBUSY;
+        } else if (mappings < VMAS_FEW) {
+            unblock(e, r, page + i, k);
+            failed = -ENOMEM;
         } else {
             int err = replace_blocked(e, r, page + i, k);
 
             failed = err < 0 ? err : failed;
+            mappings -= 2;
+            e->vmas.since += 2;
         }
     }
     return failed < 0 ? failed : ret;
@@ -1468,9 +1501,14 @@ static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
                        RestoreFor whom)
 {
     UffdRange range = { e->uffd_wp, page_addr(r, page), n * PAGE_BYTES };
+    /* counted now, while nobody waits */
+    size_t mappings = run_vmas_left(e);
     sigset_t old;
     int ret;
 
+    if (whom == FOR_SCAN && mappings < VMAS_FEW) {
+        return -ENOMEM;
+    }
     if (e->uffd_wp < 0) {
         /* the content gets its own copy; the mapping stays */
         return copy_in_place(e, r, page, n);
@@ -1484,7 +1522,7 @@ static int restore_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
     if (ret < 0) {
         unblock(e, r, page, n);
     } else if (restore_is_busy(r, &range, whom)) {
-        ret = replace_clean(e, r, page, n);
+        ret = replace_clean(e, r, page, n, mappings);
     } else {
         ret = replace_blocked(e, r, page, n);
     }

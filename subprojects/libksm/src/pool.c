@@ -191,7 +191,7 @@ static void *view_grow(KsmPool *p, size_t len)
          * What was at that address may be there or not, and by now something
          * else: it is left alone, and not made a second time.
          */
-        p->anywhere = at;
+        p->anywhere |= at != NULL;
         return NULL;
     }
     prim.advise(view, len, MADV_DONTFORK);

@@ -25,6 +25,7 @@
 #define RECOUNT_NS          (UINT64_C(10) * 1000000000)
 #define VMAS_GUESS          65530u  /* vm.max_map_count where not readable */
 #define FILL_SPAN_MIN   128u    /* pages */
+#define LEAKED_MIN      (64 * CHUNK_PAGES)  /* what may always be kept */
 #define FILL_GAIN_NS    128u    /* a page, for what is still in the cache */
 
 static unsigned gain_needed(const KsmRegion *r, const KsmChunk *c)
@@ -135,6 +136,16 @@ static void index_to_slot(KsmEngine *e, uint32_t hash, uint32_t slot)
     e->pool.users[slot] |= SLOT_INDEXED;
 }
 
+/*
+ * No more copies: memory is short, or too much of the pool is kept for forked
+ * children, or for good, and nobody knows when it can be given back.
+ */
+static bool is_tight(KsmEngine *e)
+{
+    return memcg_is_tight(&e->memcg) ||
+           e->pool.leaked > MAX(e->n_pages / 8, LEAKED_MIN);
+}
+
 /* The pattern a run of equal pages is to map; made if need be. */
 static KsmPattern *pattern_for(KsmEngine *e, KsmRegion *r, size_t page)
 {
@@ -145,7 +156,7 @@ static KsmPattern *pattern_for(KsmEngine *e, KsmRegion *r, size_t page)
     if (place != PLACE_NONE && (place & PLACE_SLOT)) {
         t = pool_pattern(&e->pool, place & ~PLACE_SLOT);
     }
-    if (!t && !memcg_is_tight(&e->memcg)) {
+    if (!t && !is_tight(e)) {
         t = pool_pattern_new(&e->pool, page_addr(r, page), hash);
         if (t) {
             index_to_slot(e, hash, t->first);
@@ -395,8 +406,7 @@ static unsigned promote_run(KsmEngine *e, KsmRegion *r, unsigned i,
 {
     KsmPlan *p = &e->plan;
     size_t page = p->chunk * CHUNK_PAGES + i;
-    uint32_t slot = memcg_is_tight(&e->memcg) ? SLOT_NONE
-                                              : pool_take(&e->pool, &n);
+    uint32_t slot = is_tight(e) ? SLOT_NONE : pool_take(&e->pool, &n);
 
     if (slot == SLOT_NONE) {
         *why = KSM_REASON_NO_MEMORY;
@@ -554,24 +564,42 @@ static void vmas_count(KsmEngine *e)
     e->vmas.limit = e->cfg.vma_reserve
                     ? limit - MIN(limit, e->cfg.vma_reserve)
                     : limit * (100 - e->cfg.vma_reserve_percent) / 100;
+    e->vmas.max = limit;
     e->vmas.used = lines < 0 ? e->vmas.used + e->vmas.since : lines;
     e->vmas.since = 0;
     e->vmas.counted = prim.now_ns();
 }
 
-size_t run_vmas_left(KsmEngine *e)
+static size_t vmas_below(const KsmEngine *e, size_t limit)
+{
+    size_t left = limit - MIN(limit, e->vmas.used);
+
+    return left - MIN(left, e->vmas.since);
+}
+
+/* Counts them again if the last count may be far from the truth. */
+static void vmas_look(KsmEngine *e)
 {
     size_t left = e->vmas.limit - MIN(e->vmas.limit, e->vmas.used);
-    uint64_t now = prim.now_ns();
+    uint64_t age = prim.now_ns() - e->vmas.counted;
 
     if (!e->vmas.counted ||
-        (e->vmas.since > left / 4 && now - e->vmas.counted > RECOUNT_MIN_NS) ||
-        ((e->vmas.since || left < e->vmas.limit / 2) &&
-         now - e->vmas.counted > RECOUNT_NS)) {
+        (e->vmas.since > left / 4 && age > RECOUNT_MIN_NS) ||
+        ((e->vmas.since || left < e->vmas.limit / 2) && age > RECOUNT_NS)) {
         vmas_count(e);
-        left = e->vmas.limit - MIN(e->vmas.limit, e->vmas.used);
     }
-    return left - MIN(left, e->vmas.since);
+}
+
+size_t run_vmas_left(KsmEngine *e)
+{
+    vmas_look(e);
+    return vmas_below(e, e->vmas.limit);
+}
+
+size_t run_vmas_free(KsmEngine *e)
+{
+    vmas_look(e);
+    return vmas_below(e, e->vmas.max);
 }
 
 void run_vmas_full(KsmEngine *e)

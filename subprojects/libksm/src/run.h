@@ -73,6 +73,8 @@ void run_drop(KsmEngine *e, unsigned page);
 
 /* The vma budget: mappings that may still be made. */
 size_t run_vmas_left(KsmEngine *e);
+/* ... by anybody, whatever is to be left to the program. */
+size_t run_vmas_free(KsmEngine *e);
 /* The kernel refused a mapping: look again how many there are. */
 void run_vmas_full(KsmEngine *e);
 

@@ -128,6 +128,12 @@ static void stats_finish(const KsmEngine *e, KsmStats *s)
     s->profit = (int64_t)(saved * PAGE_BYTES) - s->metadata - s->page_tables;
 }
 
+/* What is kept of the pool though nobody uses it costs memory, too. */
+static int64_t leaked_bytes(const KsmEngine *e)
+{
+    return e->pool.leaked * PAGE_BYTES;
+}
+
 void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
 {
     KsmEngine *e = engine;
@@ -151,6 +157,7 @@ void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
     stats->stall_p50 = stall_percentile(stats, 50);
     stats->stall_p99 = stall_percentile(stats, 99);
     stats_finish(e, stats);
+    stats->profit -= leaked_bytes(e);
     lock_release(&e->lock);
 }
 
