@@ -737,6 +737,82 @@ static void test_drop(void)
     ksm_engine_free(e);
 }
 
+/* What must be kept, perhaps for good, is bounded, and told. */
+static void test_kept(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    Mem *m = mem_new(8192, 0, MEM_SMALL);
+    Fixture f = { .engine = e, .mem = m };
+    KsmStats s;
+
+    if (!e) {
+        mem_free(m);
+        return;
+    }
+    f.region = util_add(e, m, &mem_ops);
+    e->pool.keep_all = true;
+    for (unsigned i = 0; i < 12; i++) {
+        g_assert(ksm_unmerge(f.region, 0, 8192 * PAGE) == 0);
+        mem_fill_run(m, 0, 4096, 1 + 10000 * i, 1);
+        mem_fill_run(m, 4096, 4096, 1 + 10000 * i, 1);
+        settle(&f);
+    }
+    s = util_stats(e);
+    g_assert(e->pool.leaked > 0);
+    g_assert(e->pool.top <= 64 * 512 + 2 * 8192);
+    g_assert(s.reasons[KSM_REASON_NO_MEMORY] > 0);
+    g_assert(s.profit < 0);
+    mem_check(m);
+    util_remove(f.region);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* Another thread adds the same memory at the same time. */
+static Mem *twice;
+static GThread *other;
+static KsmEngine *ksm_other;
+
+static gpointer add_too(gpointer engine)
+{
+    return ksm_region_add(engine, twice->addr, twice->pages * PAGE, -1,
+                          &mem_ops, twice, NULL);
+}
+
+static int other_adds(void *addr, int *mode, unsigned long *mask, size_t bits)
+{
+    KsmEngine *e = other ? NULL : util_engine(KSM_SCOPE_VM,
+                                              KSM_DIRTY_CHECKSUM);
+
+    if (e) {
+        other = g_thread_new("other", add_too, e);
+        g_usleep(50000);    /* it may be done by then, or wait for us */
+        ksm_other = e;
+    }
+    return prim_real.policy_get(addr, mode, mask, bits);
+}
+
+static void test_twice(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_CHECKSUM);
+    KsmRegion *r;
+
+    twice = mem_new(PAGES, 0, MEM_SMALL);
+    if (!e) {
+        mem_free(twice);
+        return;
+    }
+    prim.policy_get = other_adds;
+    r = add_too(e);
+    prim.policy_get = prim_real.policy_get;
+    g_assert(r);
+    g_assert(other && !g_thread_join(other));
+    util_remove(r);
+    ksm_engine_free(e);
+    ksm_engine_free(ksm_other);
+    mem_free(twice);
+}
+
 static void add_case(unsigned i, unsigned k, MemPages pages)
 {
     g_autofree char *path =
@@ -756,6 +832,8 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/overlap", test_overlap);
     g_test_add_func("/engine/names", test_names);
     g_test_add_func("/engine/fork", test_fork);
+    g_test_add_func("/engine/kept", test_kept);
+    g_test_add_func("/engine/twice", test_twice);
     g_test_add_func("/engine/ids", test_ids);
     g_test_add_func("/engine/node", test_node);
     g_test_add_func("/engine/drop", test_drop);

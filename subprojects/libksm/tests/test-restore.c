@@ -264,9 +264,9 @@ static bool is_readable(const char *page)
 }
 
 /* Unmerging does not read what has failed, and does not make it zeroes. */
-static void test_unmerge_failed(void)
+static void test_unmerge_failed(gconstpointer data)
 {
-    const size_t bad = 700;
+    const size_t bad = GPOINTER_TO_UINT(data);
     Scene s;
 
     if (!scene_start(&s)) {
@@ -310,6 +310,67 @@ static void test_registered(void)
     scene_end(&s);
 }
 
+/* Part of the memory is watched by its owner: that is left alone. */
+static void test_foreign(void)
+{
+    UffdRange range;
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
+    range = (UffdRange) { prim_real.uffd(), s.a->addr + 10 * PAGE, PAGE };
+    g_assert(prim_real.uffd_api(range.fd, UFFD_WP) == 0);
+    g_assert(prim_real.uffd_register(&range, UFFD_PROTECT) == 0);
+    util_passes(s.e, 2);
+    g_assert(!s.ra->tracking);
+    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
+    g_assert(prim_real.uffd_protect(&range, true) == 0);
+    g_assert(prim_real.uffd_protect(&range, false) == 0);
+    close(range.fd);
+    scene_end(&s);
+}
+
+static size_t process_mappings(void)
+{
+    g_autofree char *text = NULL;
+    size_t lines = 0;
+
+    g_assert(g_file_get_contents("/proc/self/maps", &text, NULL, NULL));
+    for (const char *c = text; *c; c++) {
+        lines += *c == '\n';
+    }
+    return lines;
+}
+
+/* Unmerging around what a device has may not take every mapping there is. */
+static void test_mappings(void)
+{
+    const size_t room = 300;
+    size_t before, max;
+    g_autofree char *text = NULL;
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    for (unsigned i = 0; i < PAGES; i += 2) {
+        mem_write(s.a, i, 7, 7);
+    }
+    s.a->busy = true;
+    g_assert(g_file_get_contents("/proc/sys/vm/max_map_count", &text, NULL,
+                                 NULL));
+    max = g_ascii_strtoull(text, NULL, 10);
+    before = process_mappings();
+    ksm_engine_set_vma_reserve(s.e, max - before - room);
+    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) < 0);
+    g_assert(process_mappings() <= before + room);
+    mem_check(s.a);
+    ksm_engine_set_vma_reserve(s.e, 0);
+    scene_end(&s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -321,7 +382,13 @@ int main(int argc, char **argv)
     g_test_add_func("/restore/unmerge/step", test_unmerge_step);
     g_test_add_func("/restore/unmerge/inhibited", test_unmerge_inhibited);
     g_test_add_func("/restore/unmerge/turns", test_unmerge_turns);
-    g_test_add_func("/restore/unmerge/failed", test_unmerge_failed);
+    g_test_add_data_func("/restore/unmerge/failed", GUINT_TO_POINTER(700),
+                         test_unmerge_failed);
+    /* nothing before it in its run says that this is not of zeroes */
+    g_test_add_data_func("/restore/unmerge/failed-first",
+                         GUINT_TO_POINTER(512), test_unmerge_failed);
     g_test_add_func("/restore/registered", test_registered);
+    g_test_add_func("/restore/foreign", test_foreign);
+    g_test_add_func("/restore/mappings", test_mappings);
     return g_test_run();
 }

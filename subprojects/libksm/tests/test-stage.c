@@ -9,6 +9,7 @@
  * where it was, and soon.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -205,9 +206,9 @@ typedef struct Scene {
  * Two areas with equal content, b in many mappings, as parts of it are after
  * they were unmerged; from here on things befall b.
  */
-static bool scene_start(Scene *s, MemPages kind)
+static bool scene_start_with(Scene *s, MemPages kind, KsmDirtySource dirty)
 {
-    s->e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    s->e = util_engine(KSM_SCOPE_VM, dirty);
     if (!s->e) {
         return false;
     }
@@ -231,6 +232,11 @@ static bool scene_start(Scene *s, MemPages kind)
     prim.read_at = h_read_at;
     prim.pause = h_pause;
     return true;
+}
+
+static bool scene_start(Scene *s, MemPages kind)
+{
+    return scene_start_with(s, kind, KSM_DIRTY_PAGEMAP);
 }
 
 static void split_mappings(Mem *m)
@@ -411,6 +417,18 @@ static void owner_maps_over(char *stage, char *home)
     h.m->shadow[GONE_AT * PAGE] = 'x';
 }
 
+/* What userfaultfd refuses to have anything to do with. */
+static void owner_maps_file(char *stage, char *home)
+{
+    char *at = h.m->addr + GONE_AT * PAGE;
+    int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+
+    g_assert(fd >= 0);
+    g_assert(mmap(at, GONE_N * PAGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, fd,
+                  0) == at);
+    close(fd);
+}
+
 static void owner_unmaps(char *stage, char *home)
 {
     g_assert(munmap(h.m->addr + GONE_AT * PAGE, GONE_N * PAGE) == 0);
@@ -459,6 +477,43 @@ static void displaced(void (*how)(char *, char *), bool busy)
     g_assert(util_stats(s.e).poisoned == 0);
     mem_check(s.b);
     s.b->busy = false;
+    util_passes(s.e, 4);
+    scene_end(&s);
+}
+
+/*
+ * The kernel unregisters nothing of such a span at once; but who touches a
+ * hole in it must not wait for ever.
+ */
+static void test_displaced_file(void)
+{
+    UffdRange rest;
+    Scene s;
+
+    if (!scene_start_with(&s, MEM_SMALL, KSM_DIRTY_CHECKSUM)) {
+        return;
+    }
+    h.change = true;
+    h.once = owner_maps_file;
+    expect_warning("dropped: their owner");
+    while (h.once) {
+        util_passes(s.e, 1);
+    }
+    h.change = false;
+    g_assert(warnings == 1);
+    /* nothing of it is registered any more: another may have it */
+    rest = (UffdRange) {
+        prim_real.uffd(), s.b->addr + (GONE_AT + GONE_N) * PAGE, PAGE,
+    };
+    g_assert(prim_real.uffd_api(rest.fd, 0) == 0);
+    g_assert(prim_real.uffd_register(&rest, UFFD_MISSING) == 0);
+    close(rest.fd);
+    g_assert(mmap(s.b->addr + GONE_AT * PAGE, GONE_N * PAGE,
+                  PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) !=
+             MAP_FAILED);
+    mem_gone(s.b, GONE_AT, GONE_N);
+    mem_check(s.b);
     util_passes(s.e, 4);
     scene_end(&s);
 }
@@ -630,6 +685,7 @@ int main(int argc, char **argv)
                          test_displaced);
     g_test_add_data_func("/stage/displaced/protected", GUINT_TO_POINTER(2),
                          test_displaced);
+    g_test_add_func("/stage/displaced/file", test_displaced_file);
     g_test_add_data_func("/stage/same/moved", GUINT_TO_POINTER(0), test_same);
     g_test_add_data_func("/stage/same/copied", GUINT_TO_POINTER(3000),
                          test_same);
