@@ -57,6 +57,7 @@ static int pagemap_fd;
 static Call calls[N_CALLS];
 static unsigned n_calls;        /* atomic, as those that follow */
 static unsigned n_moves;
+static uint64_t n_migrating;
 static uint64_t n_uncounted, n_lies;
 
 static long note(const char *name, uint64_t ns, const void *at, size_t len,
@@ -133,9 +134,15 @@ static uint64_t pagemap_entry(const char *page)
            ? entry : 0;
 }
 
+/* Present, or about to be: a page that the kernel moves looks swapped out. */
 static bool is_present(const char *page)
 {
-    return pagemap_entry(page) >> 63;
+    uint64_t entry = pagemap_entry(page);
+
+    if (!(entry >> 63) && (entry >> 62 & 1)) {
+        __atomic_fetch_add(&n_migrating, 1, __ATOMIC_RELAXED);
+    }
+    return entry >> 62;
 }
 
 static bool all_zero(const char *page)
@@ -492,6 +499,8 @@ void watch_report(void)
 {
     printf("# moved, not counted: %" PRIu64 " pages by the kernel, %" PRIu64
            " by this test\n", n_uncounted, n_lies);
+    printf("# met while the kernel moved them elsewhere: %" PRIu64 " pages\n",
+           n_migrating);
 }
 
 static int watch_copy(int fd, void *to, const void *from, size_t len,
