@@ -175,6 +175,18 @@ static void *view_place(size_t len)
     return at;
 }
 
+/* Another one in the place of the view, whose page tables are lost. */
+static void *view_anew(KsmPool *p, size_t len)
+{
+    void *view = p->view ? prim.map(NULL, len, PROT_READ, MAP_SHARED,
+                                    p->map_fd, 0) : NULL;
+
+    if (view) {
+        prim.unmap(p->view, p->mapped[0]);
+    }
+    return view;
+}
+
 /* The view, with its page tables if there was one: nothing is copied. */
 static void *view_grow(KsmPool *p, size_t len)
 {
@@ -192,6 +204,9 @@ static void *view_grow(KsmPool *p, size_t len)
          * else: it is left alone, and not made a second time.
          */
         p->anywhere |= at != NULL;
+        view = view_anew(p, len);
+    }
+    if (!view) {
         return NULL;
     }
     prim.advise(view, len, MADV_DONTFORK);
