@@ -17,6 +17,9 @@
  * and waits at most for one chunk (2 MiB) to be finished by ksm_step().
  * ksm_unmerge() and ksm_region_remove() give the lock up between chunks, and
  * while they wait for a device, so that others wait for a chunk at most.
+ * The exception: with KSM_DIRTY_PAGEMAP a region whose merging begins, is
+ * inhibited or ends is registered and unregistered as a whole, some 25 ms
+ * per GiB.
  * Region ops are called with the lock held: they must not call back into the
  * engine, nor wait for a thread that does.
  *
@@ -32,6 +35,8 @@
  * - fork() waits until nothing is staged.  Raw clone() and _Fork() do not:
  *   their child finds holes where the pages were, and locks as they stood.
  *   Threads and vfork() are fine.
+ * - A forked child that neither ends nor calls exec keeps alive what was
+ *   merged then: unless it unmaps what it does not know, for so it is told.
  * - Signals are blocked meanwhile, in that thread.
  *
  * Who else holds the page?  See "busy" in KsmRegionOps: memory that something
