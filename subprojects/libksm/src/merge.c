@@ -125,18 +125,19 @@ void merge_free(KsmEngine *e)
  */
 static void stage_drop(KsmEngine *e, char *stage, size_t len, bool tables)
 {
+    char *whole = stage < e->merge.huge ? e->merge.small : e->merge.huge;
+    bool anew = tables;
+
     for (unsigned tries = 0; ; tries++) {
-        if (!tables && prim.advise(stage, len, MADV_DONTNEED) == 0) {
+        if (!anew && prim.advise(stage, len, MADV_DONTNEED) == 0) {
             return;
         }
-        if (tables || tries > 2) {
-            char *whole = stage < e->merge.huge ? e->merge.small
-                                                : e->merge.huge;
-
-            if (stage_map(whole, CHUNK_BYTES, MAP_FIXED | MAP_NORESERVE) &&
-                stage_prepare(e, whole) == 0) {
-                return;
-            }
+        /* once it was mapped anew it has to be prepared: nothing else will do */
+        anew |= tries > 2;
+        if (anew &&
+            stage_map(whole, CHUNK_BYTES, MAP_FIXED | MAP_NORESERVE) &&
+            stage_prepare(e, whole) == 0) {
+            return;
         }
         if (tries > 8) {
             prim.pause(1000);

@@ -64,6 +64,13 @@ void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
     if ((c->flags & CHUNK_QUEUED) || r->leaving) {
         return;
     }
+    /*
+     * Where isolating fails two chunks would send each other for ever: each
+     * finds that it could merge, and takes the other's place in the index.
+     */
+    if (c->failed_in == (uint8_t)s->pass) {
+        return;
+    }
     if (s->n_ripe == RIPE_MAX) {
         c->flags |= CHUNK_VISIT;
         s->again = true;
@@ -434,6 +441,7 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
         e->total.merged += merged;
         r->merged += merged;
         c->backoff = merged ? 0 : MIN(c->backoff + 1, 6);
+        c->failed_in = merged ? c->failed_in : e->scan.pass;
         c->tried = c->gain;
         c->wait = 1u << c->backoff;
     }

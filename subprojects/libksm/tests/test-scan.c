@@ -878,6 +878,35 @@ static void test_unshare(gconstpointer data)
     scene_end(&s);
 }
 
+static int move_invalid(int fd, void *to, void *from, size_t len,
+                        size_t *done)
+{
+    *done = 0;
+    return -EINVAL;
+}
+
+/* Chunks that cannot be isolated do not send each other round for ever. */
+static void test_refused(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    prim.uffd_move = move_invalid;
+    /* each of them stands in the index for half of what they have */
+    mem_fill_run(s.m, 0, 32, 1, 1);
+    mem_fill_run(s.m, 512, 32, 33, 1);
+    util_passes(s.e, 4);
+    mem_fill_run(s.m, 32, 32, 33, 1);
+    mem_fill_run(s.m, 544, 32, 1, 1);
+    util_passes(s.e, 6);
+    prim.uffd_move = prim_real.uffd_move;
+    g_assert(util_stats(s.e).isolations > 0);
+    g_assert(util_stats(s.e).isolations <= 6 * 4);
+    scene_end(&s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -901,6 +930,7 @@ int main(int argc, char **argv)
     add_sources("/scan/rest-midway", test_rest_midway);
     g_test_add_func("/scan/rest/settle", test_rest_settle);
     g_test_add_func("/scan/no-room", test_no_room);
+    g_test_add_func("/scan/refused", test_refused);
     g_test_add_data_func("/scan/unshare/idle", GINT_TO_POINTER(false),
                          test_unshare);
     g_test_add_data_func("/scan/unshare/busy", GINT_TO_POINTER(true),

@@ -655,6 +655,44 @@ static void test_pattern(void)
     scene_end(&s);
 }
 
+static unsigned drops_fail, prepares_fail;
+
+static int d_advise(void *addr, size_t len, int advice)
+{
+    if (advice == MADV_DONTNEED && in_stage(addr) && drops_fail) {
+        drops_fail--;
+        return -ENOMEM;
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+static int d_register(const UffdRange *range, unsigned mode)
+{
+    if (in_stage(range->addr) && prepares_fail) {
+        prepares_fail--;
+        return -ENOMEM;
+    }
+    return prim_real.uffd_register(range, mode);
+}
+
+/* A staging area that had to be made anew is one to which can be moved. */
+static void test_drop(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    drops_fail = 4;
+    prepares_fail = 2;
+    prim.advise = d_advise;
+    prim.uffd_register = d_register;
+    util_passes(s.e, 8);
+    g_assert(drops_fail == 0 && prepares_fail == 0);
+    g_assert(util_stats(s.e).pages_sharing == PAGES);
+    scene_end(&s);
+}
+
 static const Poison poisons[] = {
     { .page = 45 },                 /* to be put back */
     { .page = 45, .late = true },
@@ -670,6 +708,7 @@ int main(int argc, char **argv)
     g_log_set_always_fatal(G_LOG_LEVEL_ERROR | G_LOG_LEVEL_CRITICAL);
     g_log_set_handler(NULL, G_LOG_LEVEL_WARNING, warning_seen, NULL);
     g_test_add_func("/stage/random", test_random);
+    g_test_add_func("/stage/drop", test_drop);
     g_test_add_data_func("/stage/silent/never", GUINT_TO_POINTER(0),
                          test_silent);
     g_test_add_data_func("/stage/silent/soon", GUINT_TO_POINTER(2),
