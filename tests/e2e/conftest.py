@@ -32,7 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seed",
         type=int,
         metavar="N",
-        help="the sequence of test_storm (default: another one each time)",
+        help="the sequence of test_storm (default: 1, in a longer soak another one "
+        "each time), and of what test_migration draws",
     )
     parser.addoption(
         "--storm-sources",
