@@ -324,7 +324,9 @@ def step_qemu(step: Step) -> Result:
 def step_e2e(step: Step) -> Result:
     return with_qemu(
         step,
-        lambda: step.pytest("e2e", "tests/e2e", "--ignore=tests/e2e/libvirt"),
+        lambda: step.pytest(
+            "e2e", "tests/e2e", "--ignore=tests/e2e/libvirt", minutes=25
+        ),
     )
 
 
