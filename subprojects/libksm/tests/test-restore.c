@@ -332,18 +332,6 @@ static void test_foreign(void)
     scene_end(&s);
 }
 
-static size_t process_mappings(void)
-{
-    g_autofree char *text = NULL;
-    size_t lines = 0;
-
-    g_assert(g_file_get_contents("/proc/self/maps", &text, NULL, NULL));
-    for (const char *c = text; *c; c++) {
-        lines += *c == '\n';
-    }
-    return lines;
-}
-
 /* Unmerging around what a device has may not take every mapping there is. */
 static void test_mappings(void)
 {
@@ -362,10 +350,10 @@ static void test_mappings(void)
     g_assert(g_file_get_contents("/proc/sys/vm/max_map_count", &text, NULL,
                                  NULL));
     max = g_ascii_strtoull(text, NULL, 10);
-    before = process_mappings();
+    before = util_mappings();
     ksm_engine_set_vma_reserve(s.e, max - before - room);
     g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) < 0);
-    g_assert(process_mappings() <= before + room);
+    g_assert(util_mappings() <= before + room);
     mem_check(s.a);
     ksm_engine_set_vma_reserve(s.e, 0);
     scene_end(&s);

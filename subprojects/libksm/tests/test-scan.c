@@ -74,18 +74,6 @@ static void scene_end(Scene *s)
 
 /* --- mappings --- */
 
-static size_t process_mappings(void)
-{
-    g_autofree char *text = NULL;
-    size_t lines = 0;
-
-    g_assert(g_file_get_contents("/proc/self/maps", &text, NULL, NULL));
-    for (const char *c = text; *c; c++) {
-        lines += *c == '\n';
-    }
-    return lines;
-}
-
 static size_t mappings_allowed(void)
 {
     g_autofree char *text = NULL;
@@ -117,14 +105,14 @@ static void test_vma_reserve(void)
     g_assert(stats.reasons[KSM_REASON_VMA_LIMIT] > 0);
     mem_check(s.m);
 
-    room += process_mappings();
+    room += util_mappings();
     ksm_engine_set_vma_reserve(s.e, mappings_allowed() - room);
     ksm_rescan(s.e);
     util_passes(s.e, 6);
     stats = util_stats(s.e);
     g_assert(stats.pages_sharing > 0);
     g_assert(stats.reasons[KSM_REASON_VMA_LIMIT] > 0);
-    g_assert(process_mappings() <= room);
+    g_assert(util_mappings() <= room);
     mem_check(s.m);
 
     ksm_engine_set_vma_reserve(s.e, 0);
