@@ -364,7 +364,7 @@ static bool is_moved_back(const KsmEngine *e, const Isolation *s, unsigned n)
  *    it tried for ever.
  */
 #define SURE            16u     /* times that an answer must be the same */
-#define UNREADABLE_SURE 1000u   /* ... where only a copy says so: 100 ms */
+#define UNREADABLE_SURE 1024u   /* ... where only a copy says so: 100 ms */
 #define PATIENCE_US     10000000u   /* of an isolation, for devices */
 
 typedef enum PutBack {
@@ -532,11 +532,17 @@ static void lost_tell(KsmLost *lost, const char *what)
     }
 }
 
+/* Both say that the page's memory failed, one of them more surely. */
+static bool is_lost(BackTry told)
+{
+    return told == TRY_POISONED || told == TRY_UNREADABLE;
+}
+
 /* Comes back when page @i is at home, or given up; see above. */
 static void put_back_one(KsmEngine *e, Isolation *s, unsigned i, PutBack how)
 {
     BackTry last = TRY_AGAIN;
-    unsigned sure = 0;
+    unsigned sure = 0;      /* of @last, in UNREADABLE_SURE */
 
     for (unsigned tries = 0; ; tries++) {
         BackTry told = back_try(e, s, i, how, tries);
@@ -545,11 +551,11 @@ static void put_back_one(KsmEngine *e, Isolation *s, unsigned i, PutBack how)
             return;
         }
         if (told != TRY_AGAIN) {
-            sure = told == last ? sure + 1 : 1;
+            sure = told == last || (is_lost(told) && is_lost(last)) ? sure : 0;
+            sure += told == TRY_UNREADABLE ? 1 : UNREADABLE_SURE / SURE;
             last = told;
         }
-        if (told != TRY_AGAIN &&
-            sure >= (told == TRY_UNREADABLE ? UNREADABLE_SURE : SURE)) {
+        if (sure >= UNREADABLE_SURE) {
             if (told != TRY_SETTLED) {
                 page_lost(e, s, i, told);
             }

@@ -987,11 +987,15 @@ static void area_add(Area *a)
 static void result_check(int ret, const char *what)
 {
     /*
-     * with nothing failing only a busy device is a reason, or an owner who
-     * takes away what he asks about
+     * With nothing failing only a busy device is a reason, or the mappings it
+     * takes to leave its pages out, or an owner who takes away what he asks
+     * about.
      */
+    bool may_be_short = T.config.vma_reserve_percent > 90;
+
     if (ret && !faults_are_on() && !T.mapped_over &&
-        !(ret == -EBUSY && T.busy_one_in)) {
+        !(T.busy_one_in &&
+          (ret == -EBUSY || (ret == -ENOMEM && may_be_short)))) {
         fail("%s: %s, though nothing fails", what, strerror(-ret));
     }
 }
@@ -1511,12 +1515,15 @@ static void recover(void)
         write_page(a, i, content);
     }
     if (T.e->uffd_wp < 0 || T.config.max_page_sharing < 16 ||
-        T.config.vma_reserve_percent > 90) {
+        T.config.vma_reserve_percent > 90 ||
+        (a->huge && T.config.split_min_pages > CHUNK / PAGE / 2)) {
         /*
          * Made with failures, an engine may lack what it takes to restore;
          * each replica of a pattern sets 512 slots aside, however few may
          * share one; and of one mapping in a hundred the other areas may have
-         * taken all.  No more can be merged than there is room for.
+         * taken all.  No more can be merged than there is room for.  Two huge
+         * pages that equal one another save one of them: half each, if either
+         * has half of the pages that were seen first.
          */
         count(&report->skipped, 1);
         return;
