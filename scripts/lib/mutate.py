@@ -62,6 +62,12 @@ class Test:
     env: tuple[tuple[str, str], ...] = ()
     #: Sources it was written for: there it is run first.
     files: tuple[str, ...] = ()
+    #: Built with the address sanitizer: what leaks, or is used when it is gone.
+    asan: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} asan" if self.asan else self.name
 
 
 #: In the order in which they are tried: fast ones, and those that kill.
@@ -69,14 +75,23 @@ TESTS: tuple[Test, ...] = (
     Test("budget", files=("budget.c",)),
     Test("index", files=("index.c",)),
     Test("memcg", files=("memcg.c", "cgroup.c")),
+    Test("host", files=("engine.c",)),
     Test("pool", files=("pool.c",)),
     Test("merge", files=("merge.c", "run.c", "region.c")),
     Test("free", files=("free.c", "pressure.c")),
-    Test("fault", env=(("KSM_FAULT_STEP", "23"),)),
     Test("engine", files=("engine.c", "scan.c", "dirty.c", "discard.c", "stats.c")),
+    Test("scan", files=("scan.c", "broken.c", "dirty.c")),
+    Test("restore"),
+    Test("fault", env=(("KSM_FAULT_STEP", "23"),)),
     Test("move"),
-    Test("fuzz", args=("--first", "--seed", "1", "--seeds", "80")),
+    Test("fuzz", args=("--first", "--seed", "1", "--seeds", "150")),
+    Test("stage"),
     Test("prop", args=("--seed", "1", "--seconds", "15")),
+    Test("pool", asan=True),
+    Test("merge", asan=True),
+    Test("free", asan=True),
+    Test("engine", asan=True),
+    Test("system"),
 )
 
 
@@ -386,20 +401,30 @@ class Job:
     def __init__(self, number: int) -> None:
         self.dir = WORK / f"job-{number}"
         self.tree = self.dir / "libksm"
-        self.build = self.dir / "build"
+        self.builds = {False: self.dir / "build", True: self.dir / "build-asan"}
         self.log = self.dir / "log"
 
     def prepare(self) -> None:
         shutil.rmtree(self.tree, ignore_errors=True)
         shutil.copytree(LIBKSM, self.tree)
-        if not (self.build / "build.ninja").exists():
-            shutil.rmtree(self.build, ignore_errors=True)
+        for asan, build in self.builds.items():
+            if (build / "build.ninja").exists():
+                continue
+            shutil.rmtree(build, ignore_errors=True)
+            sanitize = ["-Db_sanitize=address", "-Db_lundef=false"] if asan else []
             self.must(
-                "meson", "setup", "--buildtype=plain", "-Doptimization=1", self.build
+                "meson",
+                "setup",
+                "--buildtype=plain",
+                "-Doptimization=1",
+                *sanitize,
+                build,
             )
         for test in TESTS:
             if not self.make(test):
-                raise SystemExit(f"mutate: test-{test.name} does not build: {self.log}")
+                raise SystemExit(
+                    f"mutate: test-{test.label} does not build: {self.log}"
+                )
 
     def must(self, *command: str | Path) -> None:
         with self.log.open("ab") as log:
@@ -418,7 +443,7 @@ class Job:
         with self.log.open("wb") as log:
             return (
                 subprocess.run(
-                    ["ninja", "-C", self.build, f"tests/test-{test.name}"],
+                    ["ninja", "-C", self.builds[test.asan], f"tests/test-{test.name}"],
                     stdout=log,
                     stderr=log,
                     env=environment(),
@@ -431,7 +456,7 @@ class Job:
         """'' if it passed, else how it failed."""
         with self.log.open("wb") as log:
             process = subprocess.Popen(
-                [self.build / f"tests/test-{test.name}", *test.args],
+                [self.builds[test.asan] / f"tests/test-{test.name}", *test.args],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -476,7 +501,7 @@ def confine() -> None:
 def order(mutant: Mutant, usable: dict[str, float]) -> list[Test]:
     own = [test for test in TESTS if mutant.file in test.files]
     rest = [test for test in TESTS if test not in own]
-    return [test for test in own + rest if test.name in usable]
+    return [test for test in own + rest if test.label in usable]
 
 
 def judge(job: Job, mutant: Mutant, usable: dict[str, float]) -> Outcome:
@@ -490,10 +515,10 @@ def judge(job: Job, mutant: Mutant, usable: dict[str, float]) -> Outcome:
         for test in order(mutant, usable):
             if not job.make(test):
                 return Outcome("does-not-compile", "", time.monotonic() - start)
-            how = job.run(test, usable[test.name] * 5 + 20)
+            how = job.run(test, usable[test.label] * 5 + 20)
             if how:
                 return Outcome(
-                    "killed", f"{test.name} ({how})", time.monotonic() - start
+                    "killed", f"{test.label} ({how})", time.monotonic() - start
                 )
         return Outcome("survived", "", time.monotonic() - start)
     finally:
@@ -507,37 +532,46 @@ def baseline(job: Job) -> dict[str, float]:
         start = time.monotonic()
         how = job.run(test, 300)
         if how:
-            print(f"mutate: test-{test.name} fails unchanged ({how}): left out")
+            print(f"mutate: test-{test.label} fails unchanged ({how}): left out")
         else:
-            usable[test.name] = time.monotonic() - start
+            usable[test.label] = time.monotonic() - start
     return usable
 
 
-def digest() -> str:
-    """Of all that a result depends on."""
+def digest(paths: list[Path]) -> str:
     total = hashlib.sha256()
-    for path in sorted(LIBKSM.glob("*/*.[ch]")) + [Path(__file__)]:
+    for path in sorted(paths):
         total.update(path.read_bytes())
     return total.hexdigest()[:16]
 
 
 class Results:
-    def __init__(self, fresh: bool) -> None:
+    """What a result depends on: the sources, and the tests with this file."""
+
+    def __init__(self, keep: str) -> None:
+        """@keep: "nothing"; of the "same" tests; or what other ones "killed", too."""
         self.path = WORK / "results.json"
         self.lock = threading.Lock()
-        self.digest = digest()
+        self.sources = digest(list(LIBKSM.glob("src/*.[ch]")))
+        self.tests = digest([*LIBKSM.glob("tests/*.[ch]"), Path(__file__)])
         self.known: dict[str, Outcome] = {}
-        if not fresh and self.path.exists():
-            kept = json.loads(self.path.read_text())
-            if kept["digest"] == self.digest:
-                self.known = {k: Outcome(**v) for k, v in kept["outcomes"].items()}
+        if keep == "nothing" or not self.path.exists():
+            return
+        kept = json.loads(self.path.read_text())
+        same = kept.get("tests") == self.tests
+        for key, value in kept["outcomes"].items():
+            outcome = Outcome(**value)
+            settled = keep == "killed" and outcome.verdict != "survived"
+            if kept.get("sources") == self.sources and (same or settled):
+                self.known[key] = outcome
 
     def add(self, mutant: Mutant, outcome: Outcome) -> None:
         with self.lock:
             self.known[mutant.key] = outcome
             text = json.dumps(
                 {
-                    "digest": self.digest,
+                    "sources": self.sources,
+                    "tests": self.tests,
                     "outcomes": {k: asdict(v) for k, v in self.known.items()},
                 }
             )
@@ -655,8 +689,15 @@ def main() -> int:
         help="only mutants of this file, line or identity; may be repeated",
     )
     parser.add_argument("--json", metavar="FILE", help="write the results there, too")
-    parser.add_argument(
+    keep = parser.add_mutually_exclusive_group()
+    keep.add_argument(
         "--fresh", action="store_true", help="forget results of earlier runs"
+    )
+    keep.add_argument(
+        "--more-tests",
+        action="store_true",
+        help="the tests have only grown since: what they killed stays killed, what "
+        "survived is judged again",
     )
     parser.add_argument(
         "--fuzz-args", default="", metavar="ARGS", help="more arguments for test-fuzz"
@@ -677,7 +718,9 @@ def main() -> int:
         for t in TESTS
     )
     WORK.mkdir(parents=True, exist_ok=True)
-    results = Results(args.fresh)
+    results = Results(
+        "nothing" if args.fresh else "killed" if args.more_tests else "same"
+    )
     run_all(mutants, results, max(args.jobs, 1))
     return report(mutants, results, args.json)
 
