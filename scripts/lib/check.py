@@ -17,9 +17,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,11 +45,18 @@ class Result:
         self.skipped += other.skipped
 
 
+#: Commands that run now: they have sessions of their own, which no ^C reaches.
+running: set[int] = set()
+#: Held while something is built that several steps need.
+building = threading.Lock()
+
+
 class Step:
-    """A step's log, and the running of its commands."""
+    """A step's log, what it has to say, and the running of its commands."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.said: list[str] = []
         LOGS.mkdir(parents=True, exist_ok=True)
         self.path = LOGS / f"{name}.log"
         self.log = self.path.open("w", encoding="utf-8", errors="replace")
@@ -72,6 +81,7 @@ class Step:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         ) as process:
+            running.add(process.pid)
             try:
                 code = process.wait(timeout=minutes * 60)
             except subprocess.TimeoutExpired:
@@ -85,19 +95,24 @@ class Step:
             except BaseException:
                 os.killpg(process.pid, signal.SIGTERM)
                 raise
+            finally:
+                running.discard(process.pid)
         self.log.flush()
         with self.path.open("rb") as log:
             log.seek(start)
             text = log.read().decode(errors="replace")
         return code, text.splitlines()
 
+    def say(self, lines: Sequence[str]) -> None:
+        """Printed when the step ends: another one may run beside it."""
+        self.said += [f"    {line}" for line in lines]
+
     def simple(self, title: str, *command: str | Path) -> Result:
         """A command that is one test: its exit code decides."""
         code, lines = self.run(*command)
         if code == 0:
             return Result(passed=1)
-        for line in lines[-15:]:
-            print(f"    {line}")
+        self.say(lines[-15:])
         return Result(failed=[f"{title} (exit {code})"])
 
     def build(self, title: str, *command: str | Path) -> Result | None:
@@ -123,8 +138,7 @@ class Step:
         if code != 0 and not result.failed or not closing:
             result.failed.append(f"{title} (exit {code}; see {self.path})")
         if result.failed:
-            for line in lines[-30:]:
-                print(f"    {line}")
+            self.say(lines[-30:])
         return result
 
     def junit(self, xml: Path, code: int, title: str, lines: list[str]) -> Result:
@@ -154,8 +168,7 @@ class Step:
         if not cases or (code != 0 and not result.failed):
             result.failed.append(f"{title} (exit {code}; see {self.path})")
         if result.failed:
-            for line in lines[-60:]:
-                print(f"    {line}")
+            self.say(lines[-60:])
         return result
 
     def pytest(
@@ -310,7 +323,9 @@ def step_tsan(step: Step) -> Result:
 
 def with_qemu(step: Step, tests: Callable[[], Result]) -> Result:
     """Tests that need the grafted QEMU (seconds when it is up to date)."""
-    return step.build("scripts/build-qemu", "scripts/build-qemu") or tests()
+    with building:
+        bad = step.build("scripts/build-qemu", "scripts/build-qemu")
+    return bad or tests()
 
 
 def step_qtest(step: Step) -> Result:
@@ -346,7 +361,8 @@ def step_libvirt_trixie(step: Step) -> Result:
 
 
 def kernels(step: Step, *options: str) -> Result:
-    build = libksm_build(step, "libksm", "--buildtype=debugoptimized", "--werror")
+    with building:
+        build = libksm_build(step, "libksm", "--buildtype=debugoptimized", "--werror")
     if isinstance(build, Result):
         return build
     return with_qemu(
@@ -394,10 +410,11 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
 #: As long as all others together, or as the one before it, and finds little
 #: that the others do not.
 ONLY_WHEN_NAMED = {"kernels", "libvirt-trixie"}
+#: They mostly wait, or have one processor do all: both at once.
+BESIDE = ("kernels-quick", "libvirt")
 
 
 def run_step(name: str) -> Result:
-    print(f"== {name}: {STEPS[name][1]}", flush=True)
     start = time.monotonic()
     step = Step(name)
     try:
@@ -406,16 +423,41 @@ def run_step(name: str) -> Result:
         result = Result(failed=[f"{name}: {error}"])
     finally:
         step.log.close()
-    for failure in result.failed:
-        print(f"   FAILED {failure}")
-    for reason in result.skipped:
-        print(f"   skipped {reason}")
-    print(
+    lines = [
+        *step.said,
+        *(f"   FAILED {failure}" for failure in result.failed),
+        *(f"   skipped {reason}" for reason in result.skipped),
         f"   {name}: {result.passed} passed, {len(result.failed)} failed, "
         f"{len(result.skipped)} skipped in {time.monotonic() - start:.0f} s",
-        flush=True,
-    )
+    ]
+    print("\n".join(lines), flush=True)
     return result
+
+
+def together(names: Sequence[str]) -> list[list[str]]:
+    """Steps in the order given; those that may are next to one another."""
+    groups: list[list[str]] = []
+    for name in names:
+        if name in BESIDE and groups and groups[-1][0] in BESIDE:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    return groups
+
+
+def run_group(names: Sequence[str]) -> Result:
+    total = Result()
+    for name in names:
+        print(f"== {name}: {STEPS[name][1]}", flush=True)
+    with ThreadPoolExecutor(len(names)) as pool:
+        try:
+            for result in pool.map(run_step, names):
+                total.add(result)
+        except BaseException:
+            for pid in running.copy():
+                os.killpg(pid, signal.SIGTERM)
+            raise
+    return total
 
 
 def main() -> int:
@@ -435,8 +477,9 @@ def main() -> int:
     if unknown:
         parser.error(f"no step {', '.join(unknown)}; there are: {', '.join(STEPS)}")
     total = Result()
-    for name in args.steps or [name for name in STEPS if name not in ONLY_WHEN_NAMED]:
-        total.add(run_step(name))
+    names = args.steps or [name for name in STEPS if name not in ONLY_WHEN_NAMED]
+    for group in together(names):
+        total.add(run_group(group))
     for failure in total.failed:
         print(f"FAILED {failure}")
     print(
