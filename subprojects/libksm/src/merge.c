@@ -357,8 +357,8 @@ static bool is_moved_back(const KsmEngine *e, const Isolation *s, unsigned n)
  *    moved.  Its home is poisoned too: whoever needs it is told, none reads
  *    zeroes.
  * 5. A page is given up as displaced only when its home is not what was
- *    registered: a copy from an address where nothing can be read tells that,
- *    and does nothing else.  What the owner has put there stays.
+ *    registered: a copy tells that, and one from an address where nothing can
+ *    be read does nothing else.  What the owner has put there stays.
  * 6. What is given up ends that page; the others are put back all the same.
  * 7. Only where the kernel has memory for no way at all (a move needs none) is
  *    it tried for ever.
@@ -434,6 +434,9 @@ static BackTry back_copy(KsmEngine *e, const Isolation *s, unsigned i,
 
     if (ret == 0) {
         return TRY_DONE;
+    }
+    if (ret == -ENOENT) {
+        return TRY_DISPLACED;
     }
     if (ret == -EFAULT && refused == -EFAULT) {
         return TRY_POISONED;

@@ -440,8 +440,12 @@ static void owner_protects(char *stage, char *home)
                       PROT_READ) == 0);
 }
 
-/* The owner's mapping wins, and the pages behind it are put back. */
-static void displaced(void (*how)(char *, char *), bool busy)
+/*
+ * The owner's mapping wins, and the pages behind it are put back; also where
+ * all moves back fail, for other reasons, so that only copying can tell.
+ */
+static void displaced(void (*how)(char *, char *), bool busy,
+                      unsigned back_fails)
 {
     Scene s;
 
@@ -450,6 +454,7 @@ static void displaced(void (*how)(char *, char *), bool busy)
     }
     h.change = true;
     h.once = how;
+    h.back_fails = back_fails;
     s.b->busy = busy;
     if (how != owner_protects) {
         expect_warning("dropped: their owner");
@@ -458,6 +463,7 @@ static void displaced(void (*how)(char *, char *), bool busy)
         util_passes(s.e, 1);
     }
     h.change = false;
+    h.back_fails = 0;
     if (how == owner_unmaps) {
         char *at = h.m->addr + GONE_AT * PAGE;
 
@@ -525,8 +531,9 @@ static void test_displaced(gconstpointer data)
     };
     unsigned i = GPOINTER_TO_UINT(data);
 
-    displaced(how[i], false);
-    displaced(how[i], true);
+    displaced(how[i], false, 0);
+    displaced(how[i], true, 0);
+    displaced(how[i], false, 100);
 }
 
 /*
