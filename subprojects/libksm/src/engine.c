@@ -653,7 +653,10 @@ static KsmRegion *region_add(KsmEngine *e, void *addr, size_t len, int node,
         lock_release(&e->lock);
     }
     if (!entered) {
-        dirty_pause(r);
+        /* what stays registered could never be added again */
+        for (unsigned tries = 0; dirty_pause(r) < 0 && tries < 1000; tries++) {
+            prim.pause(100);
+        }
         region_free(r);
         return NULL;
     }

@@ -310,6 +310,56 @@ static void test_registered(void)
     scene_end(&s);
 }
 
+static unsigned unregister_left;
+
+static int unregister_late(const UffdRange *range)
+{
+    if (unregister_left) {
+        unregister_left--;
+        return -EINTR;
+    }
+    return prim_real.uffd_unregister(range);
+}
+
+static void *map_fails(void *addr, size_t len, int prot, int flags, int fd,
+                       off_t offset)
+{
+    errno = ENOMEM;
+    return NULL;
+}
+
+static int register_then_no_memory(const UffdRange *range, unsigned mode)
+{
+    prim.map = map_fails;
+    return prim_real.uffd_register(range, mode);
+}
+
+/* Memory that could not be added is not kept registered: it may be later. */
+static void test_registered_refused(void)
+{
+    g_autoptr(GError) err = NULL;
+    KsmRegion *more;
+    Mem *c;
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    /* more than there is room for so far */
+    c = mem_new(40 * PAGES, 0, MEM_SMALL);
+    unregister_left = 20;
+    prim.uffd_register = register_then_no_memory;
+    prim.uffd_unregister = unregister_late;
+    prim.pause = prim_real.pause;
+    more = ksm_region_add(s.e, c->addr, c->pages * PAGE, -1, &mem_ops, c, &err);
+    g_assert(!more && err && !unregister_left);
+    prim = prim_real;
+    more = util_add(s.e, c, &mem_ops);
+    util_remove(more);
+    mem_free(c);
+    scene_end(&s);
+}
+
 /* Part of the memory is watched by its owner: that is left alone. */
 static void test_foreign(void)
 {
@@ -376,6 +426,7 @@ int main(int argc, char **argv)
     g_test_add_data_func("/restore/unmerge/failed-first",
                          GUINT_TO_POINTER(512), test_unmerge_failed);
     g_test_add_func("/restore/registered", test_registered);
+    g_test_add_func("/restore/registered/refused", test_registered_refused);
     g_test_add_func("/restore/foreign", test_foreign);
     g_test_add_func("/restore/mappings", test_mappings);
     return g_test_run();
