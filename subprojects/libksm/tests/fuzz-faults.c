@@ -137,6 +137,7 @@ static uint64_t chance;             /* state of random numbers; atomic */
 static uint64_t clock_ns;           /* virtual: of CPU */
 static uint64_t slept_ns;           /* ... and what it was not used for */
 static __thread unsigned in_a_row;  /* calls since faults_begin() */
+static __thread unsigned stuck_at;  /* of them */
 static __thread bool relieved;      /* no more failures until then */
 static uint64_t n_calls;            /* atomic */
 static uint64_t n_failed[CALL_MAX]; /* atomic */
@@ -291,7 +292,13 @@ void faults_describe(void)
 void faults_begin(void)
 {
     in_a_row = 0;
+    stuck_at = STUCK_CALLS;
     relieved = false;
+}
+
+void faults_may_take(unsigned calls)
+{
+    stuck_at += relieved ? 0 : calls;
 }
 
 bool faults_end(void)
@@ -358,10 +365,10 @@ static int code_of(const Rule *r, Call call)
 static void count_call(Call call)
 {
     __atomic_fetch_add(&n_calls, 1, __ATOMIC_RELAXED);
-    if (++in_a_row == STUCK_CALLS) {
+    if (++in_a_row == stuck_at) {
         faults_note("stuck in %s", infos[call].name);
         relieved = true;
-    } else if (in_a_row > STUCK_CALLS + 20 * BURST_MAX) {
+    } else if (in_a_row > stuck_at + 20 * BURST_MAX) {
         scene.fail("the engine goes on for ever, though nothing fails");
     }
 }

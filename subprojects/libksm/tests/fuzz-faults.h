@@ -66,6 +66,9 @@ void faults_describe(void);
  * to an end.  faults_end(): true if it did only because the failures ceased.
  */
 void faults_begin(void);
+
+/* That end may be so many calls further on. */
+void faults_may_take(unsigned calls);
 bool faults_end(void);
 
 /* Do the rules leave @call without a way to succeed, ever? */

@@ -59,6 +59,8 @@
 #define N_WRITERS 2
 #define N_NOTES 80
 #define POISONS_MAX 3u      /* pages that fail in one call */
+/* copies alone say so, a thousand times, between calls that fail */
+#define POISON_CALLS 40000u
 #define SILENT_S 30         /* without a sign of life: it hangs */
 
 /* Linux 6.6 */
@@ -775,6 +777,7 @@ static void poison_staged(char *to, char *from, size_t len)
     }
     a->flags[page] |= POISONED;
     T.poisons++;
+    faults_may_take(POISON_CALLS);
     count(&report->poisoned, 1);
     note("staged page %zu of area %d is poisoned", page, (int)(a - T.area));
 }
@@ -1447,16 +1450,32 @@ static void heal(void)
 }
 
 /*
+ * Did failures have it merged here one page, there another, so that what is
+ * left between them is too dear?
+ */
+static bool in_pieces(const KsmRegion *r)
+{
+    for (size_t c = 0; c < r->n_chunks; c++) {
+        if (r->chunk[c].mapped && r->chunk[c].mapped < 2 * r->chunk[c].runs &&
+            r->chunk[c].why_not == KSM_REASON_NOT_WORTH) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
  * Pages that are merged; on real time merging may be found too dear on a busy
  * machine, then those that were found equal.
  */
 static uint64_t merged_now(void)
 {
+    KsmRegion *r = T.area[0].region;
     KsmStats s;
 
     ksm_engine_get_stats(T.e, &s);
     return s.pages_sharing + s.zero_pages +
-           (T.others ? 0 : T.area[0].region->count[PAGE_EQUAL]);
+           (T.race || in_pieces(r) ? r->count[PAGE_EQUAL] : 0);
 }
 
 static void note_reasons(void)
