@@ -133,6 +133,8 @@ static pthread_mutex_t rules_lock = PTHREAD_MUTEX_INITIALIZER;
 static Rule rules[N_RULES];
 static bool on;                     /* atomic */
 static bool virtual_time;
+static bool company;                /* another thread runs */
+static void *torn;                  /* the last hole that a call left */
 static uint64_t chance;             /* state of random numbers; atomic */
 static uint64_t clock_ns;           /* virtual: of CPU */
 static uint64_t slept_ns;           /* ... and what it was not used for */
@@ -405,6 +407,30 @@ static int hit(Call call, void *at, void *from, size_t len)
     return code;
 }
 
+/*
+ * What was mapped is gone, with nothing in its place.  Only while nobody else
+ * runs who might see, or map something there that is not ours.
+ */
+static void tear(void *addr, size_t len)
+{
+    if (virtual_time && !company) {
+        faults_note("... and unmapped");
+        munmap(addr, len);
+        torn = addr;
+    }
+}
+
+bool faults_company_comes(void)
+{
+    company = !torn || madvise(torn, PAGE, MADV_NORMAL) == 0;
+    return company;
+}
+
+void faults_company_goes(void)
+{
+    company = false;
+}
+
 static void *f_map(void *addr, size_t len, int prot, int flags, int fd,
                    off_t offset)
 {
@@ -413,10 +439,8 @@ static void *f_map(void *addr, size_t len, int prot, int flags, int fd,
     if (!code) {
         return prim_real.map(addr, len, prot, flags, fd, offset);
     }
-    if ((flags & MAP_FIXED) && code == ENOMEM && virtual_time && one_in(4)) {
-        /* gone, and nothing in its place: nobody else runs who might see */
-        faults_note("... and unmapped");
-        munmap(addr, len);
+    if ((flags & MAP_FIXED) && code == ENOMEM && one_in(4)) {
+        tear(addr, len);
     }
     errno = code;
     return NULL;
@@ -436,9 +460,8 @@ static int f_remap(void *from, size_t len, void *to)
     if (!code) {
         return prim_real.remap(from, len, to);
     }
-    if (virtual_time && one_in(4)) {
-        faults_note("... and unmapped");
-        munmap(to, len);
+    if (one_in(4)) {
+        tear(to, len);
     }
     return -code;
 }

@@ -69,6 +69,13 @@ void faults_begin(void);
 
 /* That end may be so many calls further on. */
 void faults_may_take(unsigned calls);
+
+/*
+ * Another thread starts, or has ended.  False: not now, for it would map its
+ * stack where the engine is about to map what a call has torn out.
+ */
+bool faults_company_comes(void);
+void faults_company_goes(void);
 bool faults_end(void);
 
 /* Do the rules leave @call without a way to succeed, ever? */

@@ -832,6 +832,9 @@ static void *fork_now(void *opaque)
 /* Another thread forks: must wait until no page is staged. */
 static void fork_staged(void)
 {
+    if (!faults_company_comes()) {
+        return;
+    }
     T.forking = pthread_create(&T.forker, NULL, fork_now, NULL) == 0;
     count(&report->forks_staged, 1);
     note("another thread forks");
@@ -843,6 +846,7 @@ static void fork_join(void)
     if (T.forking) {
         pthread_join(T.forker, NULL);
         T.forking = false;
+        faults_company_goes();
     }
 }
 
