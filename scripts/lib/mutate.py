@@ -34,7 +34,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent.parent
@@ -406,7 +406,8 @@ class Job:
 
     def prepare(self) -> None:
         shutil.rmtree(self.tree, ignore_errors=True)
-        shutil.copytree(LIBKSM, self.tree)
+        # as new: what was built of the last mutant must not seem newer
+        shutil.copytree(LIBKSM, self.tree, copy_function=shutil.copy)
         for asan, build in self.builds.items():
             if (build / "build.ninja").exists():
                 continue
@@ -463,7 +464,7 @@ class Job:
                 cwd=self.dir,
                 env=environment() | dict(test.env),
                 start_new_session=True,
-                preexec_fn=confine,
+                preexec_fn=confine_asan if test.asan else confine,
             )
             try:
                 code = process.wait(limit)
@@ -491,11 +492,16 @@ def environment() -> dict[str, str]:
     return os.environ | {"CCACHE_DISABLE": "1", "G_SLICE": "always-malloc"}
 
 
-def confine() -> None:
+def confine_asan() -> None:
     """A mutant may do anything: it shall not take the machine with it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (64 << 30, 64 << 30))
     Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def confine() -> None:
+    # the sanitizer's shadow alone is more
+    resource.setrlimit(resource.RLIMIT_DATA, (64 << 30, 64 << 30))
+    confine_asan()
 
 
 def order(mutant: Mutant, usable: dict[str, float]) -> list[Test]:
@@ -714,8 +720,7 @@ def main() -> int:
     global TESTS
     more = tuple(args.fuzz_args.split())
     TESTS = tuple(
-        Test(t.name, t.args + (more if t.name == "fuzz" else ()), t.env, t.files)
-        for t in TESTS
+        replace(t, args=t.args + more) if t.name == "fuzz" else t for t in TESTS
     )
     WORK.mkdir(parents=True, exist_ok=True)
     results = Results(
