@@ -1141,7 +1141,7 @@ static void test_huge_shmem(Fixture *f, gconstpointer data)
     static const struct {
         const char *text;
         bool huge;
-    } cases[] = {
+    } texts[] = {
         { "always within_size advise [never] deny force\n", false },
         { "always within_size [advise] never deny force\n", false },
         { "always within_size advise never [deny] force\n", false },
@@ -1151,25 +1151,25 @@ static void test_huge_shmem(Fixture *f, gconstpointer data)
         { NULL, false },
     };
 
-    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+    for (unsigned i = 0; i < G_N_ELEMENTS(texts); i++) {
         uint32_t slot;
         unsigned n = 1;
         KsmPool p;
 
-        shmem_text = cases[i].text;
+        shmem_text = texts[i].text;
         prim.open_read = open_shmem;
         g_assert(pool_init(&p, SHARING) == 0);
         prim.open_read = prim_real.open_read;
-        g_assert(p.keep_all == cases[i].huge);
+        g_assert(p.keep_all == texts[i].huge);
         g_assert(pool_reserve(&p, CHUNK_PAGES) == 0);
         slot = pool_take(&p, &n);
         pool_user_add(&p, slot);
-        prim.punch = cases[i].huge ? punch_never : prim_real.punch;
+        prim.punch = texts[i].huge ? punch_never : prim_real.punch;
         pool_user_drop(&p, slot);
         pool_flush(&p);
         pool_unkeep(&p);
         g_assert(!pool_release(&p));
-        g_assert(p.leaked == cases[i].huge && p.n_free == !cases[i].huge);
+        g_assert(p.leaked == texts[i].huge && p.n_free == !texts[i].huge);
         prim.punch = prim_real.punch;
         pool_free(&p);
     }
@@ -1715,10 +1715,10 @@ static void test_pattern_node(Fixture *f, gconstpointer data)
 {
     KsmPattern *t;
 
-    f->pool.node = 2;
+    f->pool.node = 0;
     numa_fake();
     t = pool_pattern_new(&f->pool, f->page, 1);
-    g_assert(t && numa.allocate == 1 && numa.node == 2);
+    g_assert(t && numa.allocate == 1 && numa.prefer == 1 && numa.node == 0);
     g_assert(numa.offset == t->first && numa.len == PATTERN_START);
     numa_fake();
     numa.allocate_ret = -ENOSPC;
@@ -1757,9 +1757,12 @@ static void test_pattern_grows(Fixture *f, gconstpointer data)
     g_assert(run_of(f, t, 17) == 16 && t->filled == 16);
     prim.write = prim_real.write;
     g_assert(t->asked == 112);
-    g_assert(run_of(f, t, 17) == 17 && t->filled == 32);
-    g_assert(run_of(f, t, 512) == 64 && t->filled == 64);
-    g_assert(t->asked == 193);
+    t->asked = 63;
+    g_assert(run_of(f, t, 17) == 16 && t->filled == 16);
+    t->asked = 64;
+    g_assert(run_of(f, t, 17) == 17 && t->filled == 32 && t->asked == 81);
+    g_assert(run_of(f, t, 512) == 32 && t->asked == 113);
+    t->asked = 128;
     g_assert(run_of(f, t, 512) == 64 && t->filled == 64);
     t->asked = 4 * 512;
     g_assert(run_of(f, t, 512) == 512 && t->filled == 512);
