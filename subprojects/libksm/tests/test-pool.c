@@ -678,6 +678,11 @@ static void test_take_free(Fixture *f, gconstpointer data)
     g_assert(pool_take(&f->pool, &n) == f->pool.capacity - 12 && n == 12);
     n = 20;
     g_assert(pool_take(&f->pool, &n) != SLOT_NONE && n >= 4);
+    /* of more than is asked for, the first ones */
+    pool_untake(&f->pool, 40 * 64 + 5, 40);
+    pool_flush(&f->pool);
+    n = 8;
+    g_assert(pool_take(&f->pool, &n) == 40 * 64 + 5 && n == 8);
     check_free(&f->pool);
 }
 
@@ -856,6 +861,9 @@ static void live_and_die(void)
         g_assert(pool_fill(&p, slot, page, 1) == 0);
         pool_user_add(&p, slot);
         g_assert(pool_pattern_new(&p, page, 1));
+        pool_fork(&p);
+        pool_forked(&p);
+        pool_unkeep(&p);
         pool_fork(&p);
         pool_forked(&p);
         ret = pool_reserve(&p, 2048 * CHUNK_PAGES);
