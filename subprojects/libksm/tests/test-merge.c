@@ -565,8 +565,9 @@ static void test_discard_in_place(gconstpointer data)
     prim.map = whole_map;
     prim.advise = whole_advise;
     if (no_vmas) {
-        g_assert(run_vmas_free(p.e) > 0);
-        p.e->vmas.max = 0;
+        g_assert(run_vmas_free(p.e) > 256);
+        p.e->vmas.max = p.e->vmas.used + p.e->vmas.since + 256;
+        g_assert(p.e->vmas.max >= 256);
         /* they are not counted again meanwhile */
         p.e->vmas.counted = stopped = prim_real.now_ns();
         prim.now_ns = stopped_now_ns;
@@ -596,33 +597,109 @@ static void test_discard_in_place(gconstpointer data)
     pair_end(&p);
 }
 
+/* Mappings of the pool that a region has; its books are to agree. */
+static unsigned runs_of(const KsmRegion *r)
+{
+    unsigned runs = 0;
+
+    for (size_t i = 0; i < r->n_pages; i++) {
+        runs += page_is_mapped(r, i) && !region_joined(r, i);
+    }
+    g_assert(r->runs == runs);
+    return runs;
+}
+
 /* Merged pages that are discarded are mappings no more. */
 static void test_discard_runs(void)
 {
-    uint64_t runs;
+    static const unsigned ranges[][2] = {
+        { 10, 30 }, { 500, 512 }, { 600, 601 }, { 400, 520 }, { 512, 1024 },
+        { 0, 1024 },
+    };
     Pair p;
 
     if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
         return;
     }
     util_passes(p.e, 4);
-    runs = util_stats(p.e).merged_runs;
-    g_assert(runs >= 2 && runs <= 4);
-    g_assert(ksm_discard(p.ra, 10 * PAGE, 20 * PAGE) == 0);
-    g_assert(util_stats(p.e).merged_runs == runs + 1);
-    /* to the end of the first chunk, and a bit of the second */
-    g_assert(ksm_discard(p.ra, 500 * PAGE, 20 * PAGE) == 0);
-    g_assert(util_stats(p.e).merged_runs >= runs + 1);
-    g_assert(p.ra->runs == 3);
-    g_assert(ksm_discard(p.ra, 512 * PAGE, 512 * PAGE) == 0);
-    g_assert(p.ra->runs == 2 && p.ra->chunk[1].runs == 0);
-    g_assert(ksm_discard(p.ra, 0, 1024 * PAGE) == 0);
-    g_assert(p.ra->runs == 0);
-    mem_gone(p.a, 0, 1024);
+    g_assert(runs_of(p.ra) + runs_of(p.rb) == util_stats(p.e).merged_runs);
+    for (unsigned i = 0; i < G_N_ELEMENTS(ranges); i++) {
+        unsigned first = ranges[i][0], n = ranges[i][1] - first;
+
+        /* one is in the midst of a mapping, whatever it was before */
+        p.ra->chunk[0].flags = p.ra->chunk[1].flags = 0;
+        g_assert(ksm_discard(p.ra, first * PAGE, n * PAGE) == 0);
+        mem_gone(p.a, first, n);
+        g_assert(i == 5 || runs_of(p.ra) >= 1 + (i < 4));
+        /* somebody looks at what comes */
+        for (unsigned k = 0; k < 2; k++) {
+            g_assert(!(p.ra->chunk[k].flags & CHUNK_VISIT) ==
+                     !(first < (k + 1) * 512 && first + n > k * 512));
+        }
+    }
+    g_assert(runs_of(p.ra) == 0 && p.ra->count[PAGE_HOLE] == 1024);
     mem_check(p.a);
-    g_assert(p.ra->count[PAGE_HOLE] == 1024);
-    /* somebody looks at what came since */
-    g_assert(p.ra->chunk[0].flags & p.ra->chunk[1].flags & CHUNK_VISIT);
+    g_assert(runs_of(p.rb) == util_stats(p.e).merged_runs);
+    pair_end(&p);
+}
+
+/* A page that is written, as the engine finds it. */
+static void write_found(Pair *p, size_t page)
+{
+    mem_write(p->a, page, 5, 0x77);
+    p->ra->history[page] = 0x35;
+    region_leave(p->ra, page, PAGE_BROKEN);
+    g_assert(p->ra->history[page] == 0);
+}
+
+/* Where mappings begin and end is known whatever is written in them. */
+static void test_joined(void)
+{
+    static const unsigned broken[] = { 100, 101, 300, 302, 301, 0, 511, 512 };
+    KsmRegion *r;
+    unsigned runs;
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    r = p.ra;
+    g_assert(ksm_discard(r, 200 * PAGE, PAGE) == 0);
+    mem_gone(p.a, 200, 1);
+    runs = runs_of(r);
+    for (unsigned i = 0; i < G_N_ELEMENTS(broken); i++) {
+        write_found(&p, broken[i]);
+        g_assert(r->count[PAGE_BROKEN] == i + 1);
+        g_assert(r->chunk[broken[i] / 512].broken > 0);
+        region_count_runs(r, 0);
+        region_count_runs(r, 1);
+        g_assert(runs_of(r) == runs);
+        region_check(r);
+    }
+    /* next to a gap, on either side of it */
+    for (unsigned page = 199; page <= 201; page += 2) {
+        write_found(&p, page);
+        region_count_runs(r, 0);
+        g_assert(runs_of(r) == runs);
+    }
+    g_assert(!region_joined(r, 0) && !region_joined(r, 201));
+    g_assert(region_joined(r, 199) && region_joined(r, 202));
+    g_assert(region_joined(r, 300) && region_joined(r, 303));
+    /* one that is gone takes part in nothing */
+    page_again(r, 301, true);
+    page_again(r, 301, true);
+    page_again(r, 302, true);
+    page_again(r, 302, false);
+    g_assert(r->chunk[0].again == 1);
+    region_check(r);
+    r->history[301] = 0x35;
+    g_assert(ksm_discard(r, 301 * PAGE, PAGE) == 0);
+    mem_gone(p.a, 301, 1);
+    g_assert(r->chunk[0].again == 0 && r->history[301] == 0);
+    g_assert(runs_of(r) == runs + 1);
+    g_assert(!region_joined(r, 301) && !region_joined(r, 302));
+    g_assert(region_joined(r, 300));
     pair_end(&p);
 }
 
@@ -1472,6 +1549,7 @@ int main(int argc, char **argv)
     g_test_add_data_func("/discard/in-place/no-vmas", GINT_TO_POINTER(true),
                          test_discard_in_place);
     g_test_add_func("/discard/runs", test_discard_runs);
+    g_test_add_func("/region/joined", test_joined);
     g_test_add_func("/discard/settle", test_settle);
     g_test_add_func("/discard/hint-counts", test_hint_counts);
     g_test_add_func("/discard/hint-huge", test_hint_huge);
