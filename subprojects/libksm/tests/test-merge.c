@@ -476,12 +476,37 @@ static size_t protected_pages(KsmEngine *e, const Mem *m, size_t n)
     return n;
 }
 
+/*
+ * A host without swap, where what is free long is given back, and memory is
+ * never short: then it would be at once.
+ */
+static int open_calm(const char *path)
+{
+    return strstr(path, "pressure") || strstr(path, "memory.") ? -ENOENT
+           : strcmp(path, "/proc/swaps") ? prim_real.open_read(path)
+                                         : prim_real.memfd("swaps");
+}
+
+static KsmEngine *calm_engine(void)
+{
+    KsmEngine *e;
+
+    prim.open_read = open_calm;
+    e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    prim.open_read = prim_real.open_read;
+    return e;
+}
+
 static void test_hint(void)
 {
+    bool started;
     Pair p;
     KsmStats s;
 
-    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+    prim.open_read = open_calm;
+    started = pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL);
+    prim.open_read = prim_real.open_read;
+    if (!started) {
         return;
     }
     mem_fill_run(p.a, 0, 512, 90001, 1);
@@ -703,13 +728,6 @@ static void test_joined(void)
     pair_end(&p);
 }
 
-/* An engine on a host without swap: what is free long is given back. */
-static int open_no_swap(const char *path)
-{
-    return strcmp(path, "/proc/swaps") ? prim_real.open_read(path)
-                                       : prim_real.memfd("swaps");
-}
-
 static char paged_out[512];
 
 static int note_pageout(void *addr, size_t len, int advice)
@@ -729,13 +747,10 @@ static int note_pageout(void *addr, size_t len, int advice)
  */
 static void test_settle(void)
 {
-    KsmEngine *e;
+    KsmEngine *e = calm_engine();
     KsmRegion *r;
     Mem *m;
 
-    prim.open_read = open_no_swap;
-    e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
-    prim.open_read = prim_real.open_read;
     if (!e) {
         return;
     }
@@ -791,7 +806,7 @@ static void test_settle(void)
 /* What a hint is about: how much of it is still there, and what is not. */
 static void test_hint_counts(void)
 {
-    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    KsmEngine *e = calm_engine();
     KsmRegion *r;
     KsmStats s;
     Mem *m;
@@ -806,19 +821,15 @@ static void test_hint_counts(void)
     r = util_add(e, m, NULL);
     util_passes(e, 4);
     g_assert(util_stats(e).zero_pages == 100);
-    if (!freer_is_lazy(e->freer)) {
-        g_test_skip("the host is short of memory at present");
-    } else {
-        g_assert(ksm_free_hint(r, 0, 512 * PAGE) == 0);
-        s = util_stats(e);
-        g_assert(s.free_hinted == 512 && r->free_hinted == 512);
-        g_assert(s.zero_pages == 100);
-        g_assert(s.reasons[KSM_REASON_FREED] == 412);
-        g_assert(s.lazy_free == 312 * PAGE);
-        region_check(r);
-        g_assert(ksm_free_hint(r, 0, 513 * PAGE) == -EINVAL);
-        g_assert(util_stats(e).free_hinted == 512);
-    }
+    g_assert(ksm_free_hint(r, 0, 512 * PAGE) == 0);
+    s = util_stats(e);
+    g_assert(s.free_hinted == 512 && r->free_hinted == 512);
+    g_assert(s.zero_pages == 100);
+    g_assert(s.reasons[KSM_REASON_FREED] == 412);
+    g_assert(s.lazy_free == 312 * PAGE);
+    region_check(r);
+    g_assert(ksm_free_hint(r, 0, 513 * PAGE) == -EINVAL);
+    g_assert(util_stats(e).free_hinted == 512);
     mem_fill_run(m, 200, 312, 1, 1);
     util_remove(r);
     mem_check(m);
@@ -829,7 +840,7 @@ static void test_hint_counts(void)
 /* A huge page that is freed costs one fault: its next write is noticed. */
 static void test_hint_huge(void)
 {
-    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    KsmEngine *e = calm_engine();
     KsmRegion *r;
     Mem *m;
 
@@ -840,8 +851,7 @@ static void test_hint_huge(void)
     mem_fill_run(m, 0, 1024, 1, 1);
     r = util_add(e, m, NULL);
     util_passes(e, 4);
-    if (!(r->chunk[0].flags & r->chunk[1].flags & CHUNK_HUGE) ||
-        !freer_is_lazy(e->freer)) {
+    if (!(r->chunk[0].flags & r->chunk[1].flags & CHUNK_HUGE)) {
         g_test_skip("huge pages cannot be had at present");
     } else {
         g_assert(ksm_free_hint(r, 0, 512 * PAGE) == 0);
