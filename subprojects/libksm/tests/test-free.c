@@ -13,6 +13,7 @@
 #include "free.h"
 #include "pressure.h"
 #include "prim.h"
+#include "util.h"
 
 #define PAGES 1024
 /*
@@ -735,8 +736,9 @@ static void test_forget_some(void)
     remember(freer, 1024 + 30, 1);
     check_due(freer, 10, 10);
     check_due(freer, 512 + 10, 10);
-    ksm_freer_forget(freer, FAKE + (3 * 512 + 19) * KSM_PAGE_SIZE,
-                     (512 - 19 + 11) * KSM_PAGE_SIZE);
+    check_due(freer, 3 * 512 + 10, 10);
+    ksm_freer_forget(freer, FAKE + (4 * 512 + 19) * KSM_PAGE_SIZE,
+                     KSM_PAGE_SIZE);
     check_due(freer, 1024 + 30, 1);
     g_assert(freer_wait(freer) == -1);
     remember(freer, 1, 1);
@@ -754,6 +756,8 @@ static void test_pressure_time(FakeRoot *root, gconstpointer data)
     fake_write(root, "cg/memory/memory.failcnt", "5\n");
     seen_start(NO_SWAP);
     freer = freer_new_at(KSM_FREE_AUTO, root->dir);
+    fake_now += SECOND;
+    g_assert(freer_is_lazy(freer));
     fake_write(root, "cg/memory/memory.failcnt", "6\n");
     fake_now += 50 * ms - 1;
     g_assert(freer_is_lazy(freer));
@@ -802,6 +806,39 @@ static void test_eager_fails(void)
     seen_end(freer);
 }
 
+/* Rounds of all that is had and given up; nothing of it stays. */
+static void live_and_die(const FakeRoot *root, unsigned rounds)
+{
+    for (unsigned i = 0; i < rounds; i++) {
+        KsmFreer *freer = freer_new_at(KSM_FREE_AUTO, root->dir);
+
+        /* some are due, some forgotten, some are left */
+        remember(freer, 0, 5000);
+        ksm_freer_forget(freer, FAKE, 512 * 4 * KSM_PAGE_SIZE);
+        ksm_freer_set_decay(freer, 0);
+        check_due(freer, 512 * 4, 512);
+        seen.n = 0;
+        g_assert(ksm_freer_release(freer, FAKE, 600 * KSM_PAGE_SIZE) == 0);
+        ksm_freer_free(freer);
+    }
+}
+
+static void test_leaks(FakeRoot *root, gconstpointer data)
+{
+    size_t before, after;
+
+    fake_cgroups(root);
+    fake_write(root, "proc/pressure/memory", PSI("5"));
+    fake_write(root, "cg/memory/memory.failcnt", "5\n");
+    seen_start(NO_SWAP);
+    live_and_die(root, 20);
+    before = util_heap();
+    live_and_die(root, 200);
+    after = util_heap();
+    g_assert(after < before + 200 * 16);
+    prim = prim_real;
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -837,5 +874,7 @@ int main(int argc, char **argv)
     g_test_add("/free/pressure-time", FakeRoot, NULL, fake_make,
                test_pressure_time, fake_remove);
     g_test_add_func("/free/eager-fails", test_eager_fails);
+    g_test_add("/free/leaks", FakeRoot, NULL, fake_make, test_leaks,
+               fake_remove);
     return g_test_run();
 }

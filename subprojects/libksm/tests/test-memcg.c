@@ -11,6 +11,7 @@
 #include "fake-root.h"
 #include "memcg.h"
 #include "prim.h"
+#include "util.h"
 
 #define MIB(n) (UINT64_C(n) << 20)
 
@@ -165,13 +166,15 @@ static void test_tight(FakeRoot *root, gconstpointer data)
                    "32 20 0:27 / /cg/unified rw - cgroup2 none rw\n");
     }
     prim.now_ns = fake_now_ns;
-    fake_now = 0;
+    fake_now = 1000;
     fake_write_in(root, l->group, l->limit, l->none);
     fake_write_in(root, l->above, l->limit, l->none);
     write_number(root, l->group, l->usage, "#\n", MIB(100));
     write_number(root, l->above, l->usage, "#\n", MIB(300));
     /* whatever it held before */
     memset(&g, 0xff, sizeof(g));
+    g.asked = fake_now;
+    g.tight = true;
     memcg_init(&g, root->dir);
     g_assert(!memcg_is_tight(&g));
     g_assert(!tight_now(&g));
@@ -243,6 +246,30 @@ static void test_dear(FakeRoot *root, gconstpointer data)
     prim = prim_real;
 }
 
+/* Nothing stays, whichever of the hierarchies there is. */
+static void test_leaks(FakeRoot *root, gconstpointer data)
+{
+    size_t before = 0;
+
+    for (unsigned i = 0; i < 440; i++) {
+        KsmMemcg g;
+
+        if (i % 220 == 0) {
+            fake_cgroups(root);
+        }
+        if (i == 220) {
+            fake_write(root, "proc/self/cgroup", "0::/slice/vm\n");
+        }
+        if (i % 220 == 20) {
+            before = util_heap();
+        }
+        memcg_init(&g, root->dir);
+        g_assert(g.version == (i < 220 ? CGROUP_V1 : CGROUP_V2));
+        memcg_free(&g);
+        g_assert(util_heap() < before + 200 * 16 || i % 220 < 20);
+    }
+}
+
 static void test_none(FakeRoot *root, gconstpointer data)
 {
     KsmMemcg g;
@@ -254,8 +281,10 @@ static void test_none(FakeRoot *root, gconstpointer data)
 
 int main(int argc, char **argv)
 {
+#ifdef M_PERTURB
     /* what nobody wrote to is not zero by chance */
     mallopt(M_PERTURB, 0x5a);
+#endif
     g_test_init(&argc, &argv, NULL);
     g_test_add("/cgroup/dirs", FakeRoot, NULL, fake_make, test_dirs,
                fake_remove);
@@ -274,6 +303,8 @@ int main(int argc, char **argv)
     g_test_add("/memcg/tight/v1", FakeRoot, &layouts[0], fake_make, test_tight,
                fake_remove);
     g_test_add("/memcg/tight/v2", FakeRoot, &layouts[1], fake_make, test_tight,
+               fake_remove);
+    g_test_add("/memcg/leaks", FakeRoot, NULL, fake_make, test_leaks,
                fake_remove);
     g_test_add("/memcg/none", FakeRoot, NULL, fake_make, test_none,
                fake_remove);

@@ -1473,6 +1473,22 @@ static void test_state(void)
     }
 }
 
+/* Neither what was refused nor what was had is left on the heap. */
+static void test_leaks(void)
+{
+    size_t before = 0;
+
+    for (unsigned i = 0; i < 220; i++) {
+        if (i == 20) {
+            before = util_heap();
+        }
+        made_start();
+        made_mapping(0, 16, ANON, i % 2 ? USUAL : "lo");
+        made_end(made_region(16, i % 2 ? NULL : "locked"));
+    }
+    g_assert(util_heap() < before + 200 * 16);
+}
+
 /* A counter that drifts is found. */
 static void test_check(void)
 {
@@ -1571,6 +1587,7 @@ int main(int argc, char **argv)
     g_test_add_func("/region/attributes", test_attributes);
     g_test_add_func("/region/map-fails", test_map_fails);
     g_test_add_func("/region/state", test_state);
+    g_test_add_func("/region/leaks", test_leaks);
     g_test_add_func("/region/check", test_check);
     g_test_add_func("/stats/reasons", test_reasons);
     return g_test_run();

@@ -17,6 +17,7 @@
 #include "pool.h"
 #include "prim.h"
 #include "region.h"
+#include "util.h"
 
 #define SHARING 4u
 
@@ -882,6 +883,7 @@ static void live_and_die(void)
 static void test_given_back(Fixture *f, gconstpointer data)
 {
     unsigned calls;
+    size_t heap;
 
     prim.map = held_map;
     prim.unmap = held_unmap;
@@ -902,6 +904,13 @@ static void test_given_back(Fixture *f, gconstpointer data)
         g_assert(held.bytes == 0 && held.files == 0);
     }
     prim = prim_real;
+    /* and on the heap */
+    memset(&held, 0, sizeof(held));
+    heap = util_heap();
+    for (unsigned k = 0; k < 50; k++) {
+        live_and_die();
+    }
+    g_assert(util_heap() < heap + 50 * 16);
 }
 
 static int at_0(int fd)
