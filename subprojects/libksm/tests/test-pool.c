@@ -1511,6 +1511,64 @@ static void test_kept_again(Fixture *f, gconstpointer data)
     g_assert(p->blocks->len == 2);
 }
 
+/* As after a fork, in the child: what tells of it stays mapped. */
+static void test_forked_child(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    unsigned n = 65;
+    void *watch;
+
+    if (p->keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    g_assert(pool_take(p, &n) == 0 && n == 65);
+    pool_fork(p);
+    watch = p->watch;
+    pool_forked_child(p);
+    g_assert(watch && !p->watch);
+    /* the last one, too */
+    pool_untake(p, 64, 1);
+    pool_unkeep(p);
+    release_all(f);
+    g_assert(p->leaked == 1);
+    g_assert(prim.unmap(watch, PAGE_BYTES) == 0);
+    wait_given_up(f);
+    g_assert(p->n_free == 1);
+}
+
+/* What could not be punched comes to what a child had; nothing is lost. */
+static void test_gone(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    KsmPattern *t = pool_pattern_new(p, f->page, 1);
+    uint32_t first = t->first;
+    unsigned n = 200;
+
+    if (p->keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    g_assert(pool_take(p, &n) == first + CHUNK_PAGES && n == 200);
+    keep(f, first + CHUNK_PAGES + 1, 3);
+    pool_unkeep(p);
+    prim.punch = punch_fails;
+    pool_untake(p, first + CHUNK_PAGES + 10, 70);
+    g_assert(p->leaked == 3 + 70 - 64);
+    /* not now: who asks is not to ask again at once */
+    g_assert(!pool_release(p));
+    prim.punch = prim_real.punch;
+    release_all(f);
+    g_assert(p->leaked == 0 && p->n_free == 73);
+    /* a block that is given up ends where the next slot begins */
+    pool_user_add(p, first);
+    pool_user_add(p, first + CHUNK_PAGES);
+    pool_user_drop(p, first);
+    g_assert(p->blocks->len == 1 && p->n_free == 73);
+    g_assert(p->users[first + CHUNK_PAGES] == 1);
+    check_free(p);
+}
+
 /* The calls that are about memory policies and memory of the file. */
 static struct {
     unsigned get, prefer, set, allocate, pauses;
@@ -1894,6 +1952,8 @@ int main(int argc, char **argv)
     ADD_WITH(kept_fails, first, false);
     ADD_WITH(kept_fails, grown, true);
     ADD(kept_again);
+    ADD(forked_child);
+    ADD(gone);
     ADD(allocate);
     ADD(fill);
     ADD(readable);
