@@ -19,6 +19,7 @@ static void test_share(void)
 {
     KsmBudget b;
 
+    cpu = 12345;
     budget_begin(&b, 10, 0);
     g_assert(budget_used(&b) == 0);
     g_assert(b.limit > 0);
@@ -50,6 +51,9 @@ static void test_spread(void)
     g_assert(budget_spread(10 * s, 6 * s, 50, 100) == 0);
     g_assert(budget_spread(0, 0, 50, 100) == 0);
     g_assert(budget_spread(s, 2 * s, 0, 0) == 0);
+    g_assert(budget_spread(s, s, 1, 1) == 0);
+    /* there are no chunks: the pass takes as long, too */
+    g_assert(budget_spread(s, s / 4, 0, 0) == s * 3 / 4);
 }
 
 int main(int argc, char **argv)

@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include <glib.h>
@@ -109,8 +110,8 @@ static void test_same_hash(void)
         hash_of[i] = 7;
         in += index_insert(x, 7, i);
     }
-    g_assert(in <= 2 * LINE_ENTRIES);
-    g_assert(in >= LINE_ENTRIES);
+    /* two full lines */
+    g_assert(in == 2 * LINE_ENTRIES);
     g_assert(index_lookup(x, 7) < PLACES);
     for (uint32_t i = 0; i < PLACES; i++) {
         index_remove(x, 7, i);
@@ -299,6 +300,197 @@ static void test_grow_fails(void)
     index_done(x);
 }
 
+/* Nearly full for long: which line has more room stays known. */
+static void test_churn(void)
+{
+    enum { IN = PLACES / 100 * 95 };
+    KsmIndex *x = index_new(PLACES);
+    size_t refused = 0;
+    bool in[PLACES] = { false };
+
+    for (uint32_t i = 0; i < PLACES; i++) {
+        hash_of[i] = i * UINT32_C(2654435761) + 777;
+    }
+    /* one of the window goes, one behind it comes: many times around */
+    for (uint32_t i = 0; i < 30 * PLACES; i++) {
+        uint32_t come = i % PLACES, go = (i + PLACES - IN) % PLACES;
+
+        if (i >= IN && in[go]) {
+            index_remove(x, hash_of[go], go);
+        }
+        in[come] = index_insert(x, hash_of[come], come);
+        refused += !in[come];
+    }
+    g_assert(refused < 30 * PLACES / 200);
+    index_done(x);
+}
+
+/* What is not there is not taken for what is, growing or not. */
+static void test_absent(void)
+{
+    const uint32_t place = ~UINT32_C(0xabababab);
+    KsmIndex *x = index_new(PLACES);
+    size_t count;
+
+    /* the bytes kept of the hashes look like an entry */
+    for (uint32_t i = 0; i < PLACES; i++) {
+        hash_of[i] = (i * UINT32_C(2654435761)) << 8 | 0xab;
+        index_insert(x, hash_of[i], i);
+    }
+    count = x->count;
+    for (unsigned grows = 0; grows < 2; grows++) {
+        for (uint32_t i = 0; i < PLACES; i++) {
+            index_remove(x, hash_of[i], place);
+        }
+        g_assert(x->count == count);
+        g_assert(index_reserve(x, 4 * PLACES) == 0);
+    }
+    g_assert(x->old.line);
+    step_all(x);
+    g_assert(x->count == count);
+    index_done(x);
+}
+
+/* What finds no place in the bigger table is gone, and not counted. */
+static void test_grow_crowded(void)
+{
+    KsmIndex *x = index_new(10);
+    uint32_t n = 2 * LINE_ENTRIES;
+
+    for (uint32_t i = 0; i < PLACES; i++) {
+        hash_of[i] = 7;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        index_insert(x, 7, i);
+    }
+    g_assert(x->count >= LINE_ENTRIES);
+    g_assert(index_reserve(x, PLACES) == 0);
+    for (uint32_t i = 0; i < n; i++) {
+        g_assert(index_insert(x, 7, 1000 + i));
+    }
+    step_all(x);
+    g_assert(x->count == n);
+    for (uint32_t i = 0; i < n; i++) {
+        g_assert(index_lookup(x, 7) >= 1000);
+        index_remove(x, 7, 1000 + i);
+    }
+    g_assert(x->count == 0 && index_lookup(x, 7) == PLACE_NONE);
+    index_done(x);
+}
+
+/* Lines that were had, in bytes; how much of that is populated, and not. */
+static struct {
+    int64_t bytes;
+    unsigned maps;
+    const char *old, *now;
+    size_t released, populated, most;
+} held;
+
+static void *held_map(void *addr, size_t len, int prot, int flags, int fd,
+                      off_t offset)
+{
+    void *map = prim_real.map(addr, len, prot, flags, fd, offset);
+
+    held.bytes += len;
+    held.maps++;
+    held.old = held.now;
+    held.now = map;
+    held.released = held.populated = 0;
+    return map;
+}
+
+static int held_unmap(void *addr, size_t len)
+{
+    held.bytes -= len;
+    return prim_real.unmap(addr, len);
+}
+
+static int held_advise(void *addr, size_t len, int advice)
+{
+    if (advice == MADV_DONTNEED) {
+        g_assert((char *)addr == held.old + held.released);
+        held.released += len;
+    } else {
+        g_assert(advice == MADV_POPULATE_WRITE);
+        g_assert((char *)addr == held.now + held.populated);
+        held.populated += len;
+    }
+    held.most = MAX(held.most, len);
+    return prim_real.advise(addr, len, advice);
+}
+
+static uint32_t ask_same(void *opaque, uint32_t place)
+{
+    return place * UINT32_C(2654435761);
+}
+
+static void held_start(void)
+{
+    memset(&held, 0, sizeof(held));
+    prim.map = held_map;
+    prim.unmap = held_unmap;
+    prim.advise = held_advise;
+}
+
+/* Steps until it has grown; memory comes before it is used, and goes. */
+static void grow_all(KsmIndex *x, size_t was, size_t now)
+{
+    size_t moved = 0;
+
+    g_assert(index_bytes(x) == was + now);
+    while (index_step(x) != INDEX_DONE) {
+        g_assert(x->moved == 0 || held.populated == now);
+        g_assert(x->moved <= moved + 64);
+        moved = x->moved;
+        g_assert(held.released <= moved * sizeof(IndexLine));
+        g_assert(index_bytes(x) == was + now - held.released);
+    }
+    g_assert(held.populated == now);
+    g_assert(held.released == was / (2 << 20) * (2 << 20));
+    g_assert(held.most <= 2 << 20);
+    g_assert(index_bytes(x) == now && held.bytes == now);
+}
+
+/* How much memory a big one has, when it grows and afterwards. */
+static void test_memory(void)
+{
+    const size_t line = sizeof(IndexLine);
+    KsmIndex x;
+
+    held_start();
+    index_init(&x, ask_same, NULL);
+    /* 10.2 entries a line, and a few lines for those that have none */
+    g_assert(index_reserve(&x, 102000) == 0);
+    g_assert(index_bytes(&x) == 10004 * line);
+    g_assert(index_step(&x) == INDEX_DONE);
+    /* empty: nothing is to be moved */
+    g_assert(index_reserve(&x, 1020000) == 0);
+    g_assert(index_bytes(&x) == 100004 * line && held.bytes == 100004 * line);
+    g_assert(index_step(&x) == INDEX_DONE && held.maps == 2);
+    g_assert(index_reserve(&x, 1020000) == 0 && held.maps == 2);
+    g_assert(index_reserve(&x, 102) == 0 && held.maps == 2);
+    for (uint32_t i = 0; i < 1000; i++) {
+        g_assert(index_insert(&x, ask_same(NULL, i), i));
+    }
+    for (size_t n = 200004; n <= 400004; n += 200000) {
+        g_assert(index_reserve(&x, (n - 4) * 102 / 10) == 0);
+        grow_all(&x, n > 300000 ? 200004 * line : 100004 * line, n * line);
+    }
+    for (uint32_t i = 0; i < 1000; i++) {
+        g_assert(index_lookup(&x, ask_same(NULL, i)) == i);
+    }
+    /* freed while it grows, twice over: nothing is left */
+    g_assert(index_reserve(&x, 5000000) == 0);
+    index_step(&x);
+    g_assert(index_reserve(&x, 6000000) == 0);
+    index_free(&x);
+    g_assert(held.bytes == 0 && x.count == 0 && index_bytes(&x) == 0);
+    g_assert(index_lookup(&x, 0) == PLACE_NONE);
+    g_assert(index_step(&x) == INDEX_DONE && held.bytes == 0);
+    index_free(&x);
+    prim = prim_real;
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -312,5 +504,9 @@ int main(int argc, char **argv)
     g_test_add_func("/index/model-grows", test_model_grows);
     g_test_add_func("/index/grow-bounded", test_grow_bounded);
     g_test_add_func("/index/grow-fails", test_grow_fails);
+    g_test_add_func("/index/churn", test_churn);
+    g_test_add_func("/index/absent", test_absent);
+    g_test_add_func("/index/grow-crowded", test_grow_crowded);
+    g_test_add_func("/index/memory", test_memory);
     return g_test_run();
 }

@@ -4,10 +4,14 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
+#include <malloc.h>
+#include <string.h>
+
 #include "cgroup.h"
 #include "fake-root.h"
 #include "memcg.h"
 #include "prim.h"
+#include "util.h"
 
 #define MIB(n) (UINT64_C(n) << 20)
 
@@ -56,6 +60,69 @@ static void test_top(FakeRoot *root, gconstpointer data)
     assert_dir(root, v2[0], "cg");
 }
 
+/* Lines that are short, strange, or about something else are passed over. */
+static void test_lines(FakeRoot *root, gconstpointer data)
+{
+    static const struct {
+        const char *mount;
+        const char *dir;        /* NULL: of no use */
+    } lines[] = {
+        { "32 20 0:27 / /one rw - cgroup2 none rw", "one" },
+        { "32 20 0:27 / /one rw shared:1 master:2 - cgroup2 none rw", "one" },
+        { "32 20 0:27 / /one - cgroup2 none rw", "one" },
+        { "32 20 0:27 / - cgroup2 none rw", NULL },
+        { "32 20 0:27 / /one rw - cgroup2 none", NULL },
+        { "32 20 0:27 / /one rw - cgroup none rw,memory", NULL },
+        { "32 20 0:27 / /one rw cgroup2 none rw", NULL },
+        { " - cgroup2 none rw", NULL },
+        { "32 20 0:27 / /one rw - ", NULL },
+        { "", NULL },
+        { "x", NULL },
+    };
+
+    fake_write(root, "proc/self/cgroup", "\nx\n1:cpu\n0::/\n");
+    for (unsigned i = 0; i < G_N_ELEMENTS(lines); i++) {
+        g_autofree char *text =
+            g_strdup_printf("\n%s\n32 20 0:27 / /two rw - cgroup2 none rw\n",
+                            lines[i].mount);
+        g_auto(GStrv) dirs = NULL;
+
+        fake_write(root, "proc/self/mountinfo", text);
+        dirs = cgroup_dirs(root->dir, CGROUP_V2);
+        g_assert(g_strv_length(dirs) == 1);
+        assert_dir(root, dirs[0], lines[i].dir ? lines[i].dir : "two");
+    }
+}
+
+/* Names of groups may have what separates fields elsewhere. */
+static void test_names(FakeRoot *root, gconstpointer data)
+{
+    g_auto(GStrv) v1 = NULL, v2 = NULL;
+
+    fake_cgroups(root);
+    fake_write(root, "proc/self/cgroup",
+               "5:cpu,memory:/box/a:b:c\n0::/slice/x:y\n");
+    v1 = cgroup_dirs(root->dir, CGROUP_V1);
+    g_assert(g_strv_length(v1) == 2);
+    assert_dir(root, v1[0], "cg/memory/a:b:c");
+    v2 = cgroup_dirs(root->dir, CGROUP_V2);
+    g_assert(g_strv_length(v2) == 3);
+    assert_dir(root, v2[0], "cg/unified/slice/x:y");
+}
+
+/* In another group than the one that the mount shows. */
+static void test_elsewhere(FakeRoot *root, gconstpointer data)
+{
+    g_auto(GStrv) v1 = NULL;
+
+    fake_cgroups(root);
+    fake_write(root, "proc/self/cgroup", "3:memory:/other/vm\n");
+    v1 = cgroup_dirs(root->dir, CGROUP_V1);
+    g_assert(g_strv_length(v1) == 3);
+    assert_dir(root, v1[0], "cg/memory/other/vm");
+    assert_dir(root, v1[2], "cg/memory");
+}
+
 static void write_number(FakeRoot *root, const char *dir, const char *name,
                          const char *format, uint64_t n)
 {
@@ -99,12 +166,19 @@ static void test_tight(FakeRoot *root, gconstpointer data)
                    "32 20 0:27 / /cg/unified rw - cgroup2 none rw\n");
     }
     prim.now_ns = fake_now_ns;
-    fake_now = 0;
+    fake_now = 1000;
     fake_write_in(root, l->group, l->limit, l->none);
     fake_write_in(root, l->above, l->limit, l->none);
     write_number(root, l->group, l->usage, "#\n", MIB(100));
     write_number(root, l->above, l->usage, "#\n", MIB(300));
+    /* whatever it held before */
+    memset(&g, 0xff, sizeof(g));
+    g.asked = fake_now;
+    g.tight = true;
     memcg_init(&g, root->dir);
+    g_assert(!memcg_is_tight(&g));
+    g_assert(!tight_now(&g));
+    write_number(root, l->group, l->limit, "#\n", MIB(200));
     g_assert(!tight_now(&g));
 
     /* ours; there need not be a memory.stat */
@@ -122,13 +196,78 @@ static void test_tight(FakeRoot *root, gconstpointer data)
 
     /* looked at now and then */
     write_number(root, l->above, "memory.stat", l->stat, 0);
-    fake_now += 40 * 1000 * 1000;
+    fake_now += 50 * 1000 * 1000 - 1;
     g_assert(!memcg_is_tight(&g));
-    fake_now += 20 * 1000 * 1000;
+    fake_now += 1;
     g_assert(memcg_is_tight(&g));
 
     memcg_free(&g);
     prim.now_ns = prim_real.now_ns;
+}
+
+static unsigned stats_read;
+
+static int open_count(const char *path)
+{
+    stats_read += g_str_has_suffix(path, "/memory.stat");
+    return prim_real.open_read(path);
+}
+
+/* The kernel sums up the statistics first: they are read when it matters. */
+static void test_dear(FakeRoot *root, gconstpointer data)
+{
+    const Layout *l = data;
+    KsmMemcg g;
+
+    fake_write(root, "proc/self/mountinfo",
+               l == layouts ? "31 20 0:26 /box /cg/memory rw - cgroup none "
+                              "rw,memory\n"
+                            : "32 20 0:27 / /cg/unified rw - cgroup2 none "
+                              "rw\n");
+    fake_write(root, "proc/self/cgroup", "3:memory:/box/vm\n0::/slice/vm\n");
+    write_number(root, l->group, "memory.stat", l->stat, MIB(50));
+    write_number(root, l->group, l->limit, "#\n", MIB(108));
+    prim.now_ns = fake_now_ns;
+    prim.open_read = open_count;
+    stats_read = 0;
+    memcg_init(&g, root->dir);
+    /* how much is used is not known */
+    g_assert(!tight_now(&g) && stats_read == 0);
+    write_number(root, l->group, l->usage, "#\n", MIB(100));
+    g_assert(!tight_now(&g) && stats_read == 0);
+    write_number(root, l->group, l->usage, "#\n", MIB(100) + 1);
+    g_assert(!tight_now(&g) && stats_read == 1);
+    /* more cache than is used, which is of another time */
+    write_number(root, l->group, "memory.stat", l->stat, MIB(500));
+    g_assert(!tight_now(&g) && stats_read == 2);
+    write_number(root, l->group, l->limit, "#\n", MIB(7));
+    g_assert(tight_now(&g) && stats_read == 3);
+    memcg_free(&g);
+    prim = prim_real;
+}
+
+/* Nothing stays, whichever of the hierarchies there is. */
+static void test_leaks(FakeRoot *root, gconstpointer data)
+{
+    size_t before = 0;
+
+    for (unsigned i = 0; i < 440; i++) {
+        KsmMemcg g;
+
+        if (i % 220 == 0) {
+            fake_cgroups(root);
+        }
+        if (i == 220) {
+            fake_write(root, "proc/self/cgroup", "0::/slice/vm\n");
+        }
+        if (i % 220 == 20) {
+            before = util_heap();
+        }
+        memcg_init(&g, root->dir);
+        g_assert(g.version == (i < 220 ? CGROUP_V1 : CGROUP_V2));
+        memcg_free(&g);
+        g_assert(util_heap() < before + 200 * 16 || i % 220 < 20);
+    }
 }
 
 static void test_none(FakeRoot *root, gconstpointer data)
@@ -142,14 +281,30 @@ static void test_none(FakeRoot *root, gconstpointer data)
 
 int main(int argc, char **argv)
 {
+#ifdef M_PERTURB
+    /* what nobody wrote to is not zero by chance */
+    mallopt(M_PERTURB, 0x5a);
+#endif
     g_test_init(&argc, &argv, NULL);
     g_test_add("/cgroup/dirs", FakeRoot, NULL, fake_make, test_dirs,
                fake_remove);
     g_test_add("/cgroup/top", FakeRoot, NULL, fake_make, test_top,
                fake_remove);
+    g_test_add("/cgroup/lines", FakeRoot, NULL, fake_make, test_lines,
+               fake_remove);
+    g_test_add("/cgroup/names", FakeRoot, NULL, fake_make, test_names,
+               fake_remove);
+    g_test_add("/cgroup/elsewhere", FakeRoot, NULL, fake_make, test_elsewhere,
+               fake_remove);
+    g_test_add("/memcg/dear/v1", FakeRoot, &layouts[0], fake_make, test_dear,
+               fake_remove);
+    g_test_add("/memcg/dear/v2", FakeRoot, &layouts[1], fake_make, test_dear,
+               fake_remove);
     g_test_add("/memcg/tight/v1", FakeRoot, &layouts[0], fake_make, test_tight,
                fake_remove);
     g_test_add("/memcg/tight/v2", FakeRoot, &layouts[1], fake_make, test_tight,
+               fake_remove);
+    g_test_add("/memcg/leaks", FakeRoot, NULL, fake_make, test_leaks,
                fake_remove);
     g_test_add("/memcg/none", FakeRoot, NULL, fake_make, test_none,
                fake_remove);

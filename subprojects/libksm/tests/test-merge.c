@@ -4,12 +4,15 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "discard.h"
 #include "engine.h"
+#include "free.h"
 #include "prim.h"
 #include "util.h"
 
@@ -473,12 +476,37 @@ static size_t protected_pages(KsmEngine *e, const Mem *m, size_t n)
     return n;
 }
 
+/*
+ * A host without swap, where what is free long is given back, and memory is
+ * never short: then it would be at once.
+ */
+static int open_calm(const char *path)
+{
+    return strstr(path, "pressure") || strstr(path, "memory.") ? -ENOENT
+           : strcmp(path, "/proc/swaps") ? prim_real.open_read(path)
+                                         : prim_real.memfd("swaps");
+}
+
+static KsmEngine *calm_engine(void)
+{
+    KsmEngine *e;
+
+    prim.open_read = open_calm;
+    e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    prim.open_read = prim_real.open_read;
+    return e;
+}
+
 static void test_hint(void)
 {
+    bool started;
     Pair p;
     KsmStats s;
 
-    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+    prim.open_read = open_calm;
+    started = pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL);
+    prim.open_read = prim_real.open_read;
+    if (!started) {
         return;
     }
     mem_fill_run(p.a, 0, 512, 90001, 1);
@@ -503,6 +531,342 @@ static void test_hint(void)
     /* reading them now would find the old content or zeroes */
     mem_fill_run(p.a, 100, 412, 0, 0);
     pair_end(&p);
+}
+
+static const Mem *whole;        /* its memory cannot be mapped anew */
+static unsigned whole_maps, whole_fills;
+static int fill_ret;
+
+static uint64_t stopped;
+
+static uint64_t stopped_now_ns(void)
+{
+    return stopped;
+}
+
+static bool is_whole(const void *addr)
+{
+    return (const char *)addr >= whole->addr &&
+           (const char *)addr < whole->addr + whole->pages * PAGE;
+}
+
+static void *whole_map(void *addr, size_t len, int prot, int flags, int fd,
+                       off_t offset)
+{
+    if (is_whole(addr)) {
+        whole_maps++;
+        return NULL;
+    }
+    return prim_real.map(addr, len, prot, flags, fd, offset);
+}
+
+static int whole_advise(void *addr, size_t len, int advice)
+{
+    if (advice == MADV_POPULATE_WRITE && is_whole(addr)) {
+        whole_fills++;
+        if (fill_ret < 0) {
+            return fill_ret;
+        }
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+/*
+ * Merged memory that cannot be mapped anew, or shall not be since mappings run
+ * out: zeroes are written.  Where that fails, too, all is as it was.
+ */
+static void test_discard_in_place(gconstpointer data)
+{
+    bool no_vmas = GPOINTER_TO_INT(data);
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    g_assert(util_stats(p.e).pages_sharing == 1024);
+    whole = p.a;
+    whole_maps = whole_fills = 0;
+    prim.map = whole_map;
+    prim.advise = whole_advise;
+    if (no_vmas) {
+        g_assert(run_vmas_free(p.e) > 256);
+        p.e->vmas.max = p.e->vmas.used + p.e->vmas.since + 256;
+        g_assert(p.e->vmas.max >= 256);
+        /* they are not counted again meanwhile */
+        p.e->vmas.counted = stopped = prim_real.now_ns();
+        prim.now_ns = stopped_now_ns;
+    }
+    fill_ret = -ENOMEM;
+    g_assert(ksm_discard(p.ra, 10 * PAGE, 20 * PAGE) == -ENOMEM);
+    mem_check(p.a);
+    fill_ret = 0;
+    g_assert(ksm_discard(p.ra, 10 * PAGE, 20 * PAGE) == 0);
+    mem_gone(p.a, 10, 20);
+    mem_check(p.a);
+    mem_check(p.b);
+    g_assert(whole_fills == 2 && !whole_maps == no_vmas);
+    g_assert(p.ra->count[PAGE_BROKEN] == 20);
+    g_assert(util_stats(p.e).pages_sharing == 1024 - 20);
+    /* what is not merged needs neither */
+    g_assert(ksm_unmerge(p.rb, 0, 1024 * PAGE) == 0);
+    whole = p.b;
+    whole_maps = whole_fills = 0;
+    g_assert(ksm_discard(p.rb, 10 * PAGE, 20 * PAGE) == 0);
+    g_assert(whole_fills == 0 && whole_maps == 0);
+    g_assert(p.rb->count[PAGE_HOLE] == 20);
+    g_assert(mem_present(p.b, 10, 20) == 0);
+    mem_gone(p.b, 10, 20);
+    mem_check(p.b);
+    prim = prim_real;
+    pair_end(&p);
+}
+
+/* Mappings of the pool that a region has; its books are to agree. */
+static unsigned runs_of(const KsmRegion *r)
+{
+    unsigned runs = 0;
+
+    for (size_t i = 0; i < r->n_pages; i++) {
+        runs += page_is_mapped(r, i) && !region_joined(r, i);
+    }
+    g_assert(r->runs == runs);
+    return runs;
+}
+
+/* Merged pages that are discarded are mappings no more. */
+static void test_discard_runs(void)
+{
+    static const unsigned ranges[][2] = {
+        { 10, 30 }, { 500, 512 }, { 600, 601 }, { 400, 520 }, { 512, 1024 },
+        { 0, 1024 },
+    };
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    g_assert(runs_of(p.ra) + runs_of(p.rb) == util_stats(p.e).merged_runs);
+    for (unsigned i = 0; i < G_N_ELEMENTS(ranges); i++) {
+        unsigned first = ranges[i][0], n = ranges[i][1] - first;
+
+        /* one is in the midst of a mapping, whatever it was before */
+        p.ra->chunk[0].flags = p.ra->chunk[1].flags = 0;
+        g_assert(ksm_discard(p.ra, first * PAGE, n * PAGE) == 0);
+        mem_gone(p.a, first, n);
+        g_assert(i == 5 || runs_of(p.ra) >= 1 + (i < 4));
+        /* somebody looks at what comes */
+        for (unsigned k = 0; k < 2; k++) {
+            g_assert(!(p.ra->chunk[k].flags & CHUNK_VISIT) ==
+                     !(first < (k + 1) * 512 && first + n > k * 512));
+        }
+    }
+    g_assert(runs_of(p.ra) == 0 && p.ra->count[PAGE_HOLE] == 1024);
+    mem_check(p.a);
+    g_assert(runs_of(p.rb) == util_stats(p.e).merged_runs);
+    pair_end(&p);
+}
+
+/* A page that is written, as the engine finds it. */
+static void write_found(Pair *p, size_t page)
+{
+    mem_write(p->a, page, 5, 0x77);
+    p->ra->history[page] = 0x35;
+    region_leave(p->ra, page, PAGE_BROKEN);
+    g_assert(p->ra->history[page] == 0);
+}
+
+/* Where mappings begin and end is known whatever is written in them. */
+static void test_joined(void)
+{
+    static const unsigned broken[] = { 100, 101, 300, 302, 301, 0, 511, 512 };
+    KsmRegion *r;
+    unsigned runs;
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    r = p.ra;
+    g_assert(ksm_discard(r, 200 * PAGE, PAGE) == 0);
+    mem_gone(p.a, 200, 1);
+    runs = runs_of(r);
+    for (unsigned i = 0; i < G_N_ELEMENTS(broken); i++) {
+        write_found(&p, broken[i]);
+        g_assert(r->count[PAGE_BROKEN] == i + 1);
+        g_assert(r->chunk[broken[i] / 512].broken > 0);
+        region_count_runs(r, 0);
+        region_count_runs(r, 1);
+        g_assert(runs_of(r) == runs);
+        region_check(r);
+    }
+    /* next to a gap, on either side of it */
+    for (unsigned page = 199; page <= 201; page += 2) {
+        write_found(&p, page);
+        region_count_runs(r, 0);
+        g_assert(runs_of(r) == runs);
+    }
+    g_assert(!region_joined(r, 0) && !region_joined(r, 201));
+    g_assert(region_joined(r, 199) && region_joined(r, 202));
+    g_assert(region_joined(r, 300) && region_joined(r, 303));
+    /* one that is gone takes part in nothing */
+    page_again(r, 301, true);
+    page_again(r, 301, true);
+    page_again(r, 302, true);
+    page_again(r, 302, false);
+    g_assert(r->chunk[0].again == 1);
+    region_check(r);
+    r->history[301] = 0x35;
+    g_assert(ksm_discard(r, 301 * PAGE, PAGE) == 0);
+    mem_gone(p.a, 301, 1);
+    g_assert(r->chunk[0].again == 0 && r->history[301] == 0);
+    g_assert(runs_of(r) == runs + 1);
+    g_assert(!region_joined(r, 301) && !region_joined(r, 302));
+    g_assert(region_joined(r, 300));
+    pair_end(&p);
+}
+
+static char paged_out[512];
+
+static int note_pageout(void *addr, size_t len, int advice)
+{
+    if (advice == MADV_PAGEOUT) {
+        size_t page = ((char *)addr - whole->addr) / PAGE;
+
+        g_assert(page + len / PAGE <= sizeof(paged_out));
+        memset(paged_out + page, 1, len / PAGE);
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+/*
+ * Of a chunk in which more is freed than not, only what is freed goes; and
+ * what is known of the other pages stays.
+ */
+static void test_settle(void)
+{
+    KsmEngine *e = calm_engine();
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(512, 0, MEM_SMALL);
+    mem_fill_run(m, 0, 512, 1, 1);
+    r = util_add(e, m, &mem_ops);
+    util_passes(e, 4);
+    g_assert(ksm_free_hint(r, 100 * PAGE, 10 * PAGE) == 0);
+    g_assert(ksm_free_hint(r, 120 * PAGE, 1 * PAGE) == 0);
+    g_assert(ksm_free_hint(r, 130 * PAGE, 2 * PAGE) == 0);
+    /* the owner has it again */
+    mem_fill_run(m, 100, 3, 7000, 1);
+    g_assert(page_state(r, 115) == PAGE_UNIQUE);
+    r->history[115] = 0x35;
+    whole = m;
+    memset(paged_out, 0, sizeof(paged_out));
+    prim.advise = note_pageout;
+    ksm_freer_set_decay(e->freer, 0);
+    /* not while nothing may be done there; it is not forgotten either */
+    m->inhibited = "for the test";
+    discard_settle(e);
+    g_assert(freer_wait(e->freer) == 0 && r->chunk[0].flags & CHUNK_BLIND);
+    m->inhibited = NULL;
+    g_assert(discard_settle(e) && !discard_settle(e));
+    prim.advise = prim_real.advise;
+    for (unsigned i = 0; i < 512; i++) {
+        bool freed = (i >= 100 && i < 110) || i == 120 ||
+                     (i >= 130 && i < 132);
+
+        g_assert(freed || !paged_out[i]);
+        g_assert(freed || page_state(r, i) == PAGE_UNIQUE);
+        g_assert(!freed || !(r->state[i] & PAGE_BLIND));
+    }
+    g_assert(paged_out[101] && paged_out[120] && paged_out[131]);
+    /* it is there: that is how one knows that it was written */
+    for (unsigned i = 100; i < 103; i++) {
+        g_assert(page_state(r, i) == PAGE_NEW && r->state[i] & PAGE_WRITTEN);
+    }
+    g_assert(r->history[115] == 0x35);
+    g_assert(!(r->chunk[0].flags & CHUNK_BLIND));
+    g_assert(r->chunk[0].flags & CHUNK_VISIT);
+    /* reading the others now would find the old content or zeroes */
+    mem_fill_run(m, 103, 7, 1, 0);
+    mem_fill_run(m, 120, 1, 1, 0);
+    mem_fill_run(m, 130, 2, 1, 0);
+    region_check(r);
+    mem_check(m);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* What a hint is about: how much of it is still there, and what is not. */
+static void test_hint_counts(void)
+{
+    KsmEngine *e = calm_engine();
+    KsmRegion *r;
+    KsmStats s;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    /* zeroes, nothing, something */
+    m = mem_new(512, 0, MEM_SMALL);
+    mem_fill_run(m, 0, 100, 0, 0);
+    mem_fill_run(m, 200, 312, 1, 1);
+    r = util_add(e, m, NULL);
+    util_passes(e, 4);
+    g_assert(util_stats(e).zero_pages == 100);
+    g_assert(ksm_free_hint(r, 0, 512 * PAGE) == 0);
+    s = util_stats(e);
+    g_assert(s.free_hinted == 512 && r->free_hinted == 512);
+    g_assert(s.zero_pages == 100);
+    g_assert(s.reasons[KSM_REASON_FREED] == 412);
+    g_assert(s.lazy_free == 312 * PAGE);
+    region_check(r);
+    g_assert(ksm_free_hint(r, 0, 513 * PAGE) == -EINVAL);
+    g_assert(util_stats(e).free_hinted == 512);
+    mem_fill_run(m, 200, 312, 1, 1);
+    util_remove(r);
+    mem_check(m);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* A huge page that is freed costs one fault: its next write is noticed. */
+static void test_hint_huge(void)
+{
+    KsmEngine *e = calm_engine();
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(1024, 0, MEM_HUGE);
+    mem_fill_run(m, 0, 1024, 1, 1);
+    r = util_add(e, m, NULL);
+    util_passes(e, 4);
+    if (!(r->chunk[0].flags & r->chunk[1].flags & CHUNK_HUGE)) {
+        g_test_skip("huge pages cannot be had at present");
+    } else {
+        g_assert(ksm_free_hint(r, 0, 512 * PAGE) == 0);
+        g_assert(!(r->chunk[0].flags & CHUNK_BLIND));
+        g_assert(!(r->state[5] & PAGE_BLIND));
+        g_assert(ksm_free_hint(r, 512 * PAGE, 511 * PAGE) == 0);
+        g_assert(r->chunk[1].flags & CHUNK_BLIND);
+        g_assert(r->state[517] & PAGE_BLIND);
+        g_assert(r->count[PAGE_FREED] == 1023);
+    }
+    mem_fill_run(m, 0, 1024, 1, 1);
+    util_remove(r);
+    mem_check(m);
+    ksm_engine_free(e);
+    mem_free(m);
 }
 
 static void test_unmerge(void)
@@ -707,6 +1071,444 @@ static void test_refuse(void)
     mem_free(m);
 }
 
+/*
+ * Regions of memory that is made up: /proc/self/smaps says what it is, and
+ * all that is done to it is noted.
+ */
+#define MADE ((char *)(CHUNK * 1000 + 100 * PAGE))
+#define MADE_PAGES 1000u
+
+static struct {
+    GString *smaps;         /* NULL: it cannot be opened */
+    size_t piece;           /* read at once */
+    int read_ret;           /* when all is read */
+    int files;
+    int64_t bytes;          /* had for the region's own state */
+    unsigned maps, fails;   /* this one fails, from 1 */
+    int policy, policy_ret;
+    char log[512];          /* what is done to the memory */
+    unsigned map_fails;     /* so often */
+    int hole;               /* what the kernel says then */
+} made;
+
+/* @first, @end: pages from the region's start. */
+static void made_mapping(int first, int end, const char *perms_to_name,
+                         const char *flags)
+{
+    g_string_append_printf(made.smaps, "%lx-%lx %s\nRss: 4 kB\n"
+                           "VmFlags: %s%s\n",
+                           (unsigned long)(MADE + first * (ssize_t)PAGE),
+                           (unsigned long)(MADE + end * (ssize_t)PAGE),
+                           perms_to_name, flags, " ");
+}
+
+static int made_open(const char *path)
+{
+    g_assert(!strcmp(path, "/proc/self/smaps"));
+    made.files += made.smaps != NULL;
+    return made.smaps ? 4711 : -EACCES;
+}
+
+static int made_close(int fd)
+{
+    g_assert(fd == 4711);
+    made.files--;
+    return 0;
+}
+
+static ssize_t made_read(int fd, void *buf, size_t len)
+{
+    size_t n = MIN(MIN(len, made.piece), made.smaps->len);
+
+    memcpy(buf, made.smaps->str, n);
+    g_string_erase(made.smaps, 0, n);
+    return n ? n : made.read_ret;
+}
+
+static void made_note(const char *format, ...) G_GNUC_PRINTF(1, 2);
+
+static void made_note(const char *format, ...)
+{
+    size_t len = strlen(made.log);
+    va_list args;
+
+    va_start(args, format);
+    g_vsnprintf(made.log + len, sizeof(made.log) - len, format, args);
+    va_end(args);
+}
+
+static bool is_made(const void *addr)
+{
+    return (char *)addr >= MADE && (char *)addr < MADE + MADE_PAGES * PAGE;
+}
+
+static void *made_map(void *addr, size_t len, int prot, int flags, int fd,
+                      off_t offset)
+{
+    void *map = NULL;
+
+    if (!is_made(addr)) {
+        if (++made.maps != made.fails) {
+            map = prim_real.map(addr, len, prot, flags, fd, offset);
+            made.bytes += len;
+        }
+        return map;
+    }
+    g_assert(prot == (PROT_READ | PROT_WRITE));
+    g_assert((flags & ~MAP_NORESERVE) ==
+             (MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED));
+    made_note(flags & MAP_NORESERVE ? "map-nr " : "map ");
+    if (made.map_fails) {
+        made.map_fails--;
+        return NULL;
+    }
+    return addr;
+}
+
+static int made_unmap(void *addr, size_t len)
+{
+    g_assert(len % PAGE == 0);
+    made.bytes -= len;
+    return prim_real.unmap(addr, len);
+}
+
+static int made_advise(void *addr, size_t len, int advice)
+{
+    if (!is_made(addr)) {
+        return prim_real.advise(addr, len, advice);
+    }
+    if (advice == MADV_NORMAL) {
+        made_note("look ");
+        return made.hole;
+    }
+    g_assert(addr == MADE + 7 * PAGE && len == 3 * PAGE);
+    made_note("%s ", advice == MADV_DONTFORK ? "dc"
+                     : advice == MADV_DONTDUMP ? "dd"
+                     : advice == MADV_HUGEPAGE ? "hg"
+                     : advice == MADV_NOHUGEPAGE ? "nh" : "?");
+    return 0;
+}
+
+static int made_policy_get(void *addr, int *mode, unsigned long *mask,
+                           size_t bits)
+{
+    g_assert(addr == MADE && bits == 1024);
+    *mode = made.policy;
+    mask[0] = 5;
+    mask[15] = 6;
+    return made.policy_ret;
+}
+
+static int made_policy_set(void *addr, size_t len, int mode,
+                           const unsigned long *mask, size_t bits)
+{
+    g_assert(addr == MADE + 7 * PAGE && len == 3 * PAGE && bits == 1024);
+    g_assert(mask[0] == 5 && mask[1] == 0 && mask[15] == 6);
+    made_note("policy-%d ", mode);
+    return 0;
+}
+
+static void made_pause(unsigned us)
+{
+    made_note("pause ");
+}
+
+static void made_owner(void *opaque, void *addr, size_t len)
+{
+    g_assert(opaque == &made);
+    g_assert(addr == MADE + 7 * PAGE && len == 3 * PAGE);
+    made_note("owner ");
+}
+
+static void made_start(void)
+{
+    memset(&made, 0, sizeof(made));
+    made.smaps = g_string_new(NULL);
+    made.piece = SIZE_MAX;
+    prim.open_read = made_open;
+    prim.close = made_close;
+    prim.read = made_read;
+    prim.map = made_map;
+    prim.unmap = made_unmap;
+    prim.advise = made_advise;
+    prim.policy_get = made_policy_get;
+    prim.policy_set = made_policy_set;
+    prim.pause = made_pause;
+}
+
+static void made_end(KsmRegion *r)
+{
+    if (r) {
+        region_free(r);
+    }
+    if (made.smaps) {
+        g_string_free(made.smaps, true);
+    }
+    g_assert(made.files == 0 && made.bytes == 0);
+    prim = prim_real;
+}
+
+/* Of @n pages; NULL and what the error says, if that is not NULL. */
+static KsmRegion *made_region(size_t n, const char *why)
+{
+    static const KsmRegionOps ops = { .mapped = made_owner };
+    g_autoptr(GError) error = NULL;
+    KsmRegion *r = region_new(NULL, MADE, n * PAGE, -1, &ops, &made, &error);
+
+    g_assert(!r == !!why && !r == !!error);
+    g_assert(!why || strstr(error->message, why));
+    return r;
+}
+
+#define ANON "rw-p 00000000 00:00 0 "
+#define USUAL "rd wr mr mw me ac"
+
+/* One mapping of the region, of pages 0 to 15; what is next to it. */
+static void test_mapping(void)
+{
+    static const struct {
+        const char *perms_to_name, *flags, *why;
+    } cases[] = {
+        { ANON, USUAL, NULL },
+        { ANON, USUAL " sd dc dd hg nr", NULL },
+        { ANON " [anon:ram]", USUAL, NULL },
+        { "rw-p 00001000 00:00 0", USUAL, NULL },
+        { "rw-s 00000000 00:01 9   /dev/zero (deleted)", USUAL, "is shared" },
+        { "rw-s 00000000 00:00 0", USUAL, "is shared" },
+        { "rw-p 00000000 08:01 77  /a/file", USUAL, "file-backed" },
+        { "r--p 00000000 00:00 0", USUAL, "reading and writing" },
+        { "rwxp 00000000 00:00 0", USUAL, "reading and writing" },
+        { "---p 00000000 00:00 0", USUAL, "reading and writing" },
+        { ANON " [heap]", USUAL, "heap or a stack" },
+        { ANON " [stack]", USUAL, "heap or a stack" },
+        { ANON " [stack:17]", USUAL, "heap or a stack" },
+        { ANON " [vvar]", USUAL, "heap or a stack" },
+        { ANON, USUAL " sh", "is shared" },
+        { ANON, "ht " USUAL, "hugetlb" },
+        { ANON, USUAL " lo sd", "locked" },
+        { ANON, USUAL " io", "device" },
+        { ANON, USUAL " pf", "device" },
+        { ANON, USUAL " wf", "wiped" },
+        { ANON, USUAL " um", "userfaultfd" },
+        { ANON, USUAL " uw", "userfaultfd" },
+        { ANON, USUAL " ui", "userfaultfd" },
+    };
+
+    for (unsigned i = 0; i < 2 * G_N_ELEMENTS(cases); i++) {
+        unsigned k = i / 2;
+
+        made_start();
+        /* a byte at a time, or all at once */
+        made.piece = i % 2 ? 1 : SIZE_MAX;
+        made_mapping(-9, -8, "rw-s 00000000 00:01 9  /x", USUAL " sh");
+        made_mapping(-8, 0, "r--s 00000000 00:01 9  /x", USUAL " lo");
+        made_mapping(0, 16, cases[k].perms_to_name, cases[k].flags);
+        made_mapping(16, 20, "r--s 00000000 00:01 9  /x", USUAL " lo");
+        made_end(made_region(16, cases[k].why));
+    }
+}
+
+/* What the mappings cover, of pages 0 to 15, and that they are alike. */
+static void test_mappings(void)
+{
+    static const struct {
+        int from[2], to[2];
+        const char *flags[2], *why;
+    } cases[] = {
+        { { 0, 8 }, { 8, 16 }, { "", "" }, NULL },
+        { { -3, 8 }, { 8, 20 }, { "", "" }, NULL },
+        { { -3, 20 }, { 20, 30 }, { "", "sh" }, NULL },
+        { { 0, 9 }, { 8, 16 }, { "", "" }, "not mapped" },
+        { { 1, 8 }, { 8, 16 }, { "", "" }, "not mapped" },
+        { { 0, 8 }, { 8, 15 }, { "", "" }, "not mapped" },
+        { { -9, 16 }, { 0, 20 }, { "", "" }, "not mapped" },
+        { { -9, -8 }, { -8, -7 }, { "", "" }, "not mapped" },
+        { { 16, 20 }, { 20, 21 }, { "", "" }, "not mapped" },
+        { { 0, 8 }, { 8, 16 }, { "", "lo" }, "locked" },
+        { { 0, 8 }, { 8, 16 }, { "lo", "" }, "locked" },
+        { { 0, 8 }, { 8, 16 }, { "dc", "" }, "differ" },
+        { { 0, 8 }, { 8, 16 }, { "", "dc" }, "differ" },
+        { { 0, 8 }, { 8, 16 }, { "", "dd" }, "differ" },
+        { { 0, 8 }, { 8, 16 }, { "dd", "" }, "differ" },
+        { { 0, 8 }, { 8, 16 }, { "dc dd", "dd dc hg" }, NULL },
+        { { 0, 8 }, { 8, 16 }, { "nh", "" }, NULL },
+    };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        made_start();
+        for (unsigned k = 0; k < 2; k++) {
+            made_mapping(cases[i].from[k], cases[i].to[k], ANON,
+                         cases[i].flags[k]);
+        }
+        made_end(made_region(16, cases[i].why));
+    }
+}
+
+/* The file cannot be opened, or read, or it ends too early. */
+static void test_smaps_fails(void)
+{
+    made_start();
+    g_string_free(made.smaps, true);
+    made.smaps = NULL;
+    made_end(made_region(16, "cannot be read"));
+    made_start();
+    made.read_ret = -EIO;
+    made_end(made_region(16, "cannot be read"));
+    made_start();
+    made_end(made_region(16, "not mapped"));
+    made_start();
+    made_mapping(0, 16, ANON, USUAL);
+    made.read_ret = -EIO;
+    made_end(made_region(16, "cannot be read"));
+    /* it is not read beyond the region */
+    made_start();
+    made.piece = 1;
+    made_mapping(0, 16, ANON, USUAL);
+    made_mapping(16, 17, ANON, USUAL);
+    g_string_append(made.smaps, "garbage");
+    made.read_ret = -EIO;
+    made_end(made_region(16, NULL));
+}
+
+/* What is mapped anew is as what was there before. */
+static void test_attributes(void)
+{
+    static const struct {
+        const char *flags, *behind;
+        int policy, policy_ret;
+        const char *own, *shared;
+    } cases[] = {
+        { USUAL, USUAL " nr hg", 0, 0, "map owner ", "owner " },
+        { "nr " USUAL, USUAL, 0, 0, "map-nr owner ", "owner " },
+        { "dc", "dc nh nr", 0, -ENOSYS, "map dc owner ", "dc owner " },
+        { "hg dd nr", "dd", 3, -ENOSYS, "map-nr dd hg owner ",
+          "dd owner " },
+        { "nh dd dc", "hg dc dd", 1, 0, "map dc dd nh policy-1 owner ",
+          "dc dd policy-1 owner " },
+        { USUAL, USUAL, 3, 0, "map policy-3 owner ", "policy-3 owner " },
+    };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        KsmRegion *r;
+
+        made_start();
+        made.policy = cases[i].policy;
+        made.policy_ret = cases[i].policy_ret;
+        made_mapping(0, 16, ANON, cases[i].flags);
+        /* the first mapping's: those of others are not asked for */
+        made_mapping(16, 32, ANON, cases[i].behind);
+        r = made_region(32, NULL);
+        g_assert(region_map_anonymous(r, r->n_pages - 512 + 107, 3) == 0);
+        g_assert(!strcmp(made.log, cases[i].own));
+        made.log[0] = 0;
+        region_attributes(r, MADE + 7 * PAGE, 3 * PAGE, ATTR_SHARED);
+        g_assert(!strcmp(made.log, cases[i].shared));
+        made_end(r);
+    }
+}
+
+/* Mapping fails: tried again, for as long as there is a hole otherwise. */
+static void test_map_fails(void)
+{
+    static const struct {
+        unsigned fails;
+        int hole, ret;
+        const char *log;
+    } cases[] = {
+        { 1, -ENOMEM, 0, "map map owner " },
+        { 4, 0, 0, "map map map map map owner " },
+        { 5, 0, -ENOMEM, "map map map map map look " },
+        { 6, -EINVAL, -ENOMEM, "map map map map map look " },
+        { 5, -ENOMEM, 0, "map map map map map look pause map owner " },
+        { 7, -ENOMEM, 0, "map map map map map look pause map look pause "
+                         "map look pause map owner " },
+    };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        KsmRegion *r;
+
+        made_start();
+        made_mapping(0, 16, ANON, USUAL);
+        r = made_region(16, NULL);
+        made.map_fails = cases[i].fails;
+        made.hole = cases[i].hole;
+        g_assert(region_map_anonymous(r, 107, 3) == cases[i].ret);
+        g_assert(!strcmp(made.log, cases[i].log));
+        made_end(r);
+    }
+}
+
+/* All pages are new, but for those outside; where there is no memory, none. */
+static void test_state(void)
+{
+    unsigned maps = 1;
+
+    for (unsigned fails = 0; fails <= maps; fails++) {
+        KsmRegion *r;
+
+        made_start();
+        made.fails = fails;
+        made_mapping(0, MADE_PAGES, ANON, USUAL);
+        r = made_region(MADE_PAGES, fails ? "no memory" : NULL);
+        if (r) {
+            maps = made.maps;
+            g_assert(maps == 4);
+            g_assert(r->n_chunks == 3 && r->base == MADE - 100 * PAGE);
+            g_assert(r->count[PAGE_NEW] == MADE_PAGES);
+            g_assert(r->count[PAGE_OUTSIDE] == 3 * 512 - MADE_PAGES);
+            g_assert(page_state(r, 99) == PAGE_OUTSIDE);
+            g_assert(page_state(r, 100) == PAGE_NEW);
+            g_assert(page_state(r, 1099) == PAGE_NEW);
+            g_assert(page_state(r, 1100) == PAGE_OUTSIDE);
+            /* nothing is known of when it was written */
+            g_assert(r->n_written == MADE_PAGES);
+            g_assert(r->chunk[0].written == 412 && r->chunk[0].fresh == 412);
+            g_assert(r->chunk[2].written == 76);
+            g_assert(r->chunk[1].flags == CHUNK_VISIT);
+            /* tags, states and history of pages; what chunks have */
+            g_assert(r->meta_bytes == made.bytes);
+            g_assert(made.bytes == 5 * 4096);
+        }
+        made_end(r);
+    }
+}
+
+/* Neither what was refused nor what was had is left on the heap. */
+static void test_leaks(void)
+{
+    size_t before = 0;
+
+    for (unsigned i = 0; i < 220; i++) {
+        if (i == 20) {
+            before = util_heap();
+        }
+        made_start();
+        made_mapping(0, 16, ANON, i % 2 ? USUAL : "lo");
+        made_end(made_region(16, i % 2 ? NULL : "locked"));
+    }
+    g_assert(util_heap() < before + 200 * 16);
+}
+
+/* A counter that drifts is found. */
+static void test_check(void)
+{
+    Pair p;
+
+    if (g_test_subprocess()) {
+        if (pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_CHECKSUM, NULL,
+                       MEM_SMALL)) {
+            region_check(p.ra);
+            p.ra->lazy++;
+            region_check(p.ra);
+        } else {
+            abort();
+        }
+        return;
+    }
+    g_test_trap_subprocess(NULL, 0, 0);
+    g_test_trap_assert_failed();
+}
+
 /* Forget: the memory is gone, and nothing of it is touched. */
 static void test_forget(void)
 {
@@ -768,8 +1570,25 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/smart", test_smart);
     g_test_add_func("/discard/range", test_discard);
     g_test_add_func("/discard/hint", test_hint);
+    g_test_add_data_func("/discard/in-place/no-map", GINT_TO_POINTER(false),
+                         test_discard_in_place);
+    g_test_add_data_func("/discard/in-place/no-vmas", GINT_TO_POINTER(true),
+                         test_discard_in_place);
+    g_test_add_func("/discard/runs", test_discard_runs);
+    g_test_add_func("/region/joined", test_joined);
+    g_test_add_func("/discard/settle", test_settle);
+    g_test_add_func("/discard/hint-counts", test_hint_counts);
+    g_test_add_func("/discard/hint-huge", test_hint_huge);
     g_test_add_func("/region/refuse", test_refuse);
     g_test_add_func("/region/forget", test_forget);
+    g_test_add_func("/region/mapping", test_mapping);
+    g_test_add_func("/region/mappings", test_mappings);
+    g_test_add_func("/region/smaps-fails", test_smaps_fails);
+    g_test_add_func("/region/attributes", test_attributes);
+    g_test_add_func("/region/map-fails", test_map_fails);
+    g_test_add_func("/region/state", test_state);
+    g_test_add_func("/region/leaks", test_leaks);
+    g_test_add_func("/region/check", test_check);
     g_test_add_func("/stats/reasons", test_reasons);
     return g_test_run();
 }

@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,12 +17,14 @@
 #include "pool.h"
 #include "prim.h"
 #include "region.h"
+#include "util.h"
 
 #define SHARING 4u
 
 typedef struct Fixture {
     KsmPool pool;
     unsigned unindexed;     /* slots the index was told to drop */
+    uint32_t last_hash, last_slot;      /* of those */
     char *page;
 } Fixture;
 
@@ -31,6 +34,8 @@ static void count_unindex(void *opaque, uint32_t hash, uint32_t slot)
 
     f->pool.users[slot] &= ~SLOT_INDEXED;
     f->unindexed++;
+    f->last_hash = hash;
+    f->last_slot = slot;
 }
 
 static void set_up(Fixture *f, gconstpointer data)
@@ -84,8 +89,11 @@ static void test_users(Fixture *f, gconstpointer data)
     pool_flush(&f->pool);
     g_assert(pool_page(&f->pool, slot)[7] == 'a');
     f->pool.users[slot] |= SLOT_INDEXED;
+    f->pool.hash[slot] = 4711;
     pool_user_drop(&f->pool, slot);
     g_assert(f->unindexed == 1);
+    g_assert(f->last_hash == 4711 && f->last_slot == slot);
+    g_assert(f->pool.sharing == 0);
     g_assert(f->pool.shared == 0);
     pool_flush(&f->pool);
     if (!f->pool.keep_all) {
@@ -529,6 +537,63 @@ static void check_free(const KsmPool *p)
     g_assert(!memcmp(n_words, p->n_words, sizeof(n_words)));
 }
 
+static bool is_free(const uint64_t *free, uint32_t slot)
+{
+    return free[slot / 64] >> (slot % 64) & 1;
+}
+
+/* log2 of the longest free run within 64 slots that begin at a multiple. */
+static int longest_class(const uint64_t *free, size_t words)
+{
+    unsigned longest = 0;
+
+    for (size_t w = 0; w < words; w++) {
+        unsigned run = 0;
+
+        for (unsigned i = 0; i < 64; i++) {
+            run = is_free(free, w * 64 + i) ? run + 1 : 0;
+            longest = MAX(longest, run);
+        }
+    }
+    return (int)g_bit_storage(longest) - (longest ? 1 : 2);
+}
+
+/*
+ * As pool.h says: long runs that are free, then slots never taken, then what
+ * there is; and no shorter than need be.  @free and @top are from before.
+ */
+static unsigned check_take(KsmPool *p, const uint64_t *free, uint32_t top,
+                           unsigned want, uint32_t *slot)
+{
+    int class = longest_class(free, p->capacity / 64);
+    unsigned n = want;
+
+    *slot = pool_take(p, &n);
+    if (*slot == SLOT_NONE) {
+        g_assert(class < 0 && top == p->capacity);
+        return 0;
+    }
+    g_assert(n > 0 && n <= want);
+    if (*slot >= top) {
+        g_assert(*slot == top && n == MIN(want, p->capacity - top));
+        g_assert(class < 0 || 1u << class < MIN(want, TAKE_WORTH));
+        g_assert(p->top == top + n);
+        return n;
+    }
+    for (unsigned i = 0; i < n; i++) {
+        g_assert(is_free(free, *slot + i));
+        g_assert(p->users[*slot + i] == 0);
+    }
+    g_assert(p->top == top && class >= 0);
+    g_assert(n >= MIN(want, TAKE_WORTH) || top == p->capacity);
+    g_assert(n >= MIN(want, 1u << MIN(class, 5)));
+    if (n < want) {
+        g_assert(*slot == 0 || !is_free(free, *slot - 1));
+        g_assert(*slot + n == top || !is_free(free, *slot + n));
+    }
+    return n;
+}
+
 /* Whatever is taken and given up, nothing is had twice. */
 static void test_model(Fixture *f, gconstpointer data)
 {
@@ -554,8 +619,11 @@ static void test_model(Fixture *f, gconstpointer data)
             }
             pool_flush(p);
         } else {
-            slot = pool_take(p, &n);
-            for (unsigned i = 0; slot != SLOT_NONE && i < n; i++) {
+            g_autofree uint64_t *free = g_malloc(p->capacity / 8);
+
+            memcpy(free, p->free, p->capacity / 8);
+            n = check_take(p, free, p->top, n, &slot);
+            for (unsigned i = 0; i < n; i++) {
                 g_assert(!taken[slot + i]);
                 taken[slot + i] = true;
             }
@@ -611,6 +679,11 @@ static void test_take_free(Fixture *f, gconstpointer data)
     g_assert(pool_take(&f->pool, &n) == f->pool.capacity - 12 && n == 12);
     n = 20;
     g_assert(pool_take(&f->pool, &n) != SLOT_NONE && n >= 4);
+    /* of more than is asked for, the first ones */
+    pool_untake(&f->pool, 40 * 64 + 5, 40);
+    pool_flush(&f->pool);
+    n = 8;
+    g_assert(pool_take(&f->pool, &n) == 40 * 64 + 5 && n == 8);
     check_free(&f->pool);
 }
 
@@ -685,6 +758,1151 @@ static void test_grow_fails(Fixture *f, gconstpointer data)
     g_assert(pool_page(&f->pool, slot)[9] == 'g');
 }
 
+/* What was had from the kernel and is not given back yet. */
+static struct {
+    int64_t bytes;          /* of address space */
+    int files;
+    unsigned calls;         /* so far */
+    unsigned fails;         /* this one does, from 1; 0: none */
+} held;
+
+static bool held_fails(void)
+{
+    return ++held.calls == held.fails;
+}
+
+static void *held_map(void *addr, size_t len, int prot, int flags, int fd,
+                      off_t offset)
+{
+    bool fails = held_fails();
+    void *map = fails ? NULL
+                      : prim_real.map(addr, len, prot, flags, fd, offset);
+
+    if (fails && (flags & MAP_FIXED)) {
+        /* what was there is gone */
+        munmap(addr, len);
+        held.bytes -= ROUND_UP_TO(len, PAGE_BYTES);
+    } else if (map && !(flags & MAP_FIXED)) {
+        held.bytes += ROUND_UP_TO(len, PAGE_BYTES);
+    }
+    return map;
+}
+
+static int held_unmap(void *addr, size_t len)
+{
+    int ret = prim_real.unmap(addr, len);
+
+    g_assert(ret == 0);
+    held.bytes -= ROUND_UP_TO(len, PAGE_BYTES);
+    return ret;
+}
+
+static void *held_lengthen(void *from, size_t len, size_t want, void *at)
+{
+    bool fails = held_fails();
+    void *map = fails ? NULL : prim_real.lengthen(from, len, want, at);
+
+    if (fails && at) {
+        munmap(at, want);
+        held.bytes -= ROUND_UP_TO(want, PAGE_BYTES);
+    } else if (map) {
+        held.bytes -= ROUND_UP_TO(len, PAGE_BYTES);
+        held.bytes += at ? 0 : ROUND_UP_TO(want, PAGE_BYTES);
+    }
+    return map;
+}
+
+static int held_memfd(const char *name)
+{
+    int fd = held_fails() ? -EMFILE : prim_real.memfd(name);
+
+    held.files += fd >= 0;
+    return fd;
+}
+
+static int held_memfd_sealable(const char *name)
+{
+    int fd = held_fails() ? -EMFILE : prim_real.memfd_sealable(name);
+
+    held.files += fd >= 0;
+    return fd;
+}
+
+static int held_open_read(const char *path)
+{
+    int fd = held_fails() ? -EACCES : prim_real.open_read(path);
+
+    held.files += fd >= 0;
+    return fd;
+}
+
+static int held_close(int fd)
+{
+    g_assert(fd >= 0);
+    held.files--;
+    return prim_real.close(fd);
+}
+
+/*
+ * All that a pool ever has.  Where a call failed it is as it was, and what it
+ * has of memory is no less than it says.
+ */
+static void live_and_die(void)
+{
+    char page[PAGE_BYTES] = "kept";
+    unsigned n = 1;
+    uint32_t slot;
+    KsmPool p;
+    int ret = pool_init(&p, SHARING);
+
+    g_assert(ret == 0 || ret == -ENOMEM || ret == -EMFILE || ret == -EACCES);
+    g_assert(ret == 0 || held.fails);
+    if (ret == 0 && pool_reserve(&p, 8 * CHUNK_PAGES) == 0) {
+        slot = pool_take(&p, &n);
+        g_assert(pool_fill(&p, slot, page, 1) == 0);
+        pool_user_add(&p, slot);
+        g_assert(pool_pattern_new(&p, page, 1));
+        pool_fork(&p);
+        pool_forked(&p);
+        pool_unkeep(&p);
+        pool_fork(&p);
+        pool_forked(&p);
+        ret = pool_reserve(&p, 2048 * CHUNK_PAGES);
+        g_assert(ret == 0 || (ret == -ENOMEM && held.fails));
+        g_assert((p.capacity > 2048 * CHUNK_PAGES / 2) == (ret == 0));
+        /* read-only, and all there: reading takes the last of it, too */
+        g_assert(!strcmp(pool_page(&p, slot), "kept"));
+        g_assert(p.users[p.capacity - 1] == 0 && p.hash[p.capacity - 1] == 0);
+        pool_fork(&p);
+        /* the watch is mapped at the end */
+    }
+    pool_free(&p);
+}
+
+/* Whatever fails, all that was had is given back. */
+static void test_given_back(Fixture *f, gconstpointer data)
+{
+    unsigned calls;
+    size_t heap;
+
+    prim.map = held_map;
+    prim.unmap = held_unmap;
+    prim.lengthen = held_lengthen;
+    prim.memfd = held_memfd;
+    prim.memfd_sealable = held_memfd_sealable;
+    prim.open_read = held_open_read;
+    prim.close = held_close;
+    memset(&held, 0, sizeof(held));
+    live_and_die();
+    g_assert(held.bytes == 0 && held.files == 0);
+    calls = held.calls;
+    g_assert(calls > 15);
+    for (unsigned k = 1; k <= calls; k++) {
+        memset(&held, 0, sizeof(held));
+        held.fails = k;
+        live_and_die();
+        g_assert(held.bytes == 0 && held.files == 0);
+    }
+    prim = prim_real;
+    /* and on the heap */
+    memset(&held, 0, sizeof(held));
+    heap = util_heap();
+    for (unsigned k = 0; k < 50; k++) {
+        live_and_die();
+    }
+    g_assert(util_heap() < heap + 50 * 16);
+}
+
+static int at_0(int fd)
+{
+    g_assert(fd >= 0);
+    if (fd) {
+        g_assert(dup2(fd, 0) == 0);
+        close(fd);
+    }
+    return 0;
+}
+
+static int memfd_at_0(const char *name)
+{
+    return at_0(prim_real.memfd(name));
+}
+
+static int memfd_sealable_at_0(const char *name)
+{
+    return at_0(prim_real.memfd_sealable(name));
+}
+
+static int open_at_0(const char *path)
+{
+    int fd = prim_real.open_read(path);
+
+    return g_str_has_prefix(path, "/proc/self/fd/") ? at_0(fd) : fd;
+}
+
+/* One of its files is descriptor 0: the first, for writing, for children. */
+static void live_with_0(unsigned which)
+{
+    char page[PAGE_BYTES] = "zero";
+    unsigned n = 1;
+    uint32_t slot;
+    KsmPool p;
+
+    prim.memfd = which == 0 ? memfd_at_0 : prim_real.memfd;
+    prim.open_read = which == 1 ? open_at_0 : prim_real.open_read;
+    g_assert(pool_init(&p, SHARING) == 0);
+    g_assert(pool_reserve(&p, CHUNK_PAGES) == 0);
+    slot = pool_take(&p, &n);
+    g_assert(pool_fill(&p, slot, page, 1) == 0);
+    g_assert(!strcmp(pool_page(&p, slot), "zero"));
+    prim = prim_real;
+    prim.memfd_sealable = which == 2 ? memfd_sealable_at_0
+                                     : prim_real.memfd_sealable;
+    for (unsigned i = 0; i < 2 && !p.keep_all; i++) {
+        pool_fork(&p);
+        g_assert(p.watch && p.forks_blind == 0);
+        pool_forked(&p);
+        /* one file does for all forks */
+        prim.memfd_sealable = memfd_fails;
+    }
+    if (which == 2) {
+        pool_unkeep(&p);
+        g_assert(!p.kept);
+    }
+    prim = prim_real;
+    pool_free(&p);
+    g_assert(fcntl(0, F_GETFD) < 0 || (which == 2 && p.keep_all));
+}
+
+/* A program may have closed its standard input: 0 is a descriptor, too. */
+static void test_fd_0(Fixture *f, gconstpointer data)
+{
+    int was = fcntl(0, F_DUPFD_CLOEXEC, 3);
+
+    live_with_0(GPOINTER_TO_UINT(data));
+    if (was >= 0) {
+        g_assert(dup2(was, 0) == 0);
+        close(was);
+    }
+}
+
+/* The flags of the mapping that begins at @addr. */
+static char *vm_flags(const void *addr)
+{
+    g_autofree char *head = g_strdup_printf("%lx-", (unsigned long)addr);
+    g_autofree char *text = prim_read_file("/proc/self/smaps", NULL);
+    const char *at, *end;
+
+    g_assert(text);
+    at = g_str_has_prefix(text, head) ? text : strstr(text, head);
+    g_assert(at);
+    at = strstr(at, "VmFlags:");
+    end = at ? strchr(at, '\n') : NULL;
+    g_assert(end);
+    /* spaces around each of them */
+    return g_strdup_printf("%.*s ", (int)(end - at), at);
+}
+
+static void check_view(Fixture *f)
+{
+    g_autofree char *flags = vm_flags(f->pool.view);
+
+    /* neither a child nor a core needs the view */
+    g_assert(strstr(flags, " dc ") && strstr(flags, " dd "));
+    g_assert(!strstr(flags, " wr "));
+}
+
+static const void *lost_view;
+
+/* The view is not moved, nor is it at another address. */
+static void *view_stays(void *from, size_t len, size_t want, void *at)
+{
+    if (at || from == lost_view) {
+        if (at) {
+            munmap(at, want);
+        }
+        return NULL;
+    }
+    return prim_real.lengthen(from, len, want, at);
+}
+
+static unsigned places;
+
+/* No place for the view that is as good as can be. */
+static void *no_place(void *addr, size_t len, int prot, int flags, int fd,
+                      off_t offset)
+{
+    places += prot == PROT_NONE;
+    return prot == PROT_NONE ? NULL
+                             : prim_real.map(addr, len, prot, flags, fd,
+                                             offset);
+}
+
+/* Where the view is, how it is mapped, and that it can be lost. */
+static void test_view(Fixture *f, gconstpointer data)
+{
+    uint32_t slot = take_one(f, 'v');
+    const char *view = f->pool.view;
+
+    check_view(f);
+    g_assert((uintptr_t)view % (1 << 30) == 0);
+    g_assert(pool_reserve(&f->pool, 2048 * CHUNK_PAGES) == 0);
+    check_view(f);
+    g_assert((uintptr_t)f->pool.view % (1 << 30) == 0);
+    g_assert(pool_page(&f->pool, slot)[1] == 'v');
+    /* another one takes its place, and no more is asked of addresses */
+    lost_view = f->pool.view;
+    prim.lengthen = view_stays;
+    g_assert(pool_reserve(&f->pool, 3000 * CHUNK_PAGES) == 0);
+    prim.lengthen = prim_real.lengthen;
+    g_assert(f->pool.view != lost_view);
+    check_view(f);
+    g_assert(pool_page(&f->pool, slot)[1] == 'v');
+    g_assert(msync((void *)lost_view, PAGE_BYTES, MS_ASYNC) < 0);
+    places = 0;
+    prim.map = no_place;
+    g_assert(pool_reserve(&f->pool, 4000 * CHUNK_PAGES) == 0);
+    g_assert(places == 0);
+    g_assert(pool_page(&f->pool, slot)[1] == 'v');
+    /* where there is none, any will do, and it is asked for again */
+    f->pool.anywhere = false;
+    g_assert(pool_reserve(&f->pool, 5000 * CHUNK_PAGES) == 0);
+    g_assert(places == 1 && !f->pool.anywhere);
+    prim.map = prim_real.map;
+    check_view(f);
+    g_assert(pool_page(&f->pool, slot)[1] == 'v');
+}
+
+static size_t page_up(size_t bytes)
+{
+    return ROUND_UP_TO(bytes, PAGE_BYTES);
+}
+
+/* Slots for half of the pages and an eighth more, and what they need. */
+static void test_capacity(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    size_t pages = 4000 * CHUNK_PAGES, least, was;
+
+    g_assert(pool_reserve(p, pages) == 0);
+    least = pages / 2 + pages / 8 + 4 * CHUNK_PAGES;
+    g_assert(p->capacity >= least && p->capacity < least + 4096);
+    g_assert(p->mapped[0] == p->capacity * PAGE_BYTES);
+    g_assert(p->mapped[1] == page_up(p->capacity * sizeof(*p->hash)));
+    g_assert(p->mapped[2] == page_up(p->capacity * sizeof(*p->users)));
+    g_assert(p->mapped[3] == page_up(p->capacity / 8));
+    g_assert(p->mapped[4] ==
+             page_up(p->capacity / 4096 * sizeof(*p->lines)));
+    /* what is there already is not asked for again */
+    was = p->capacity;
+    prim.map = no_place;
+    prim.lengthen = view_stays;
+    places = 0;
+    lost_view = p->view;
+    g_assert(pool_reserve(p, pages) == 0);
+    g_assert(pool_reserve(p, pages - 1000) == 0);
+    g_assert(p->capacity == was && p->view == lost_view && places == 0);
+    prim = prim_real;
+}
+
+/* What is told of as metadata: of slots in use, and of all there may be. */
+static void test_bytes(Fixture *f, gconstpointer data)
+{
+    size_t none = pool_bytes(&f->pool), some;
+    unsigned n = 500;
+
+    g_assert(none >= f->pool.capacity / 8);
+    g_assert(none <= f->pool.capacity / 4);
+    g_assert(pool_take(&f->pool, &n) != SLOT_NONE && n == 500);
+    some = pool_bytes(&f->pool);
+    g_assert(some == none + 500 * (4 + 2));
+    pool_fork(&f->pool);
+    pool_forked(&f->pool);
+    if (!f->pool.keep_all) {
+        g_assert(pool_bytes(&f->pool) ==
+                 some + page_up(f->pool.capacity / 8));
+    }
+}
+
+static const char *shmem_text;
+static int shmem_fd;
+
+static int open_shmem(const char *path)
+{
+    int fd;
+
+    if (!strstr(path, "shmem_enabled")) {
+        return prim_real.open_read(path);
+    }
+    if (!shmem_text) {
+        return -ENOENT;
+    }
+    fd = prim_real.memfd("shmem_enabled");
+    g_assert(write(fd, shmem_text, strlen(shmem_text)) > 0);
+    g_assert(lseek(fd, 0, SEEK_SET) == 0);
+    shmem_fd = fd;
+    return fd;
+}
+
+static int punch_never(int fd, off_t offset, off_t len)
+{
+    g_assert_not_reached();
+}
+
+/*
+ * Where the file would be made of huge pages nothing is given up: punching
+ * would change what others may still see.
+ */
+static void test_huge_shmem(Fixture *f, gconstpointer data)
+{
+    static const struct {
+        const char *text;
+        bool huge;
+    } texts[] = {
+        { "always within_size advise [never] deny force\n", false },
+        { "always within_size [advise] never deny force\n", false },
+        { "always within_size advise never [deny] force\n", false },
+        { "[always] within_size advise never deny force\n", true },
+        { "always [within_size] advise never deny force\n", true },
+        { "always within_size advise never deny [force]\n", true },
+        { NULL, false },
+    };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(texts); i++) {
+        uint32_t slot;
+        unsigned n = 1;
+        KsmPool p;
+
+        shmem_text = texts[i].text;
+        prim.open_read = open_shmem;
+        g_assert(pool_init(&p, SHARING) == 0);
+        prim.open_read = prim_real.open_read;
+        g_assert(p.keep_all == texts[i].huge);
+        g_assert(pool_reserve(&p, CHUNK_PAGES) == 0);
+        slot = pool_take(&p, &n);
+        pool_user_add(&p, slot);
+        prim.punch = texts[i].huge ? punch_never : prim_real.punch;
+        pool_user_drop(&p, slot);
+        pool_flush(&p);
+        pool_unkeep(&p);
+        g_assert(!pool_release(&p));
+        g_assert(p.leaked == texts[i].huge && p.n_free == !texts[i].huge);
+        prim.punch = prim_real.punch;
+        pool_free(&p);
+    }
+}
+
+static size_t limit;
+
+static size_t file_limit_is(void)
+{
+    return limit;
+}
+
+static int truncate_fails(int fd, off_t size)
+{
+    return -ENOSPC;
+}
+
+static size_t file_size(Fixture *f)
+{
+    struct stat st;
+
+    g_assert(fstat(f->pool.fd, &st) == 0);
+    return st.st_size / PAGE_BYTES;
+}
+
+static bool can_take(Fixture *f, unsigned n)
+{
+    uint32_t top = f->pool.top;
+    unsigned got = n;
+
+    return pool_take(&f->pool, &got) == top && got == n;
+}
+
+/* The file grows in steps, to where it may and can; else no slot is had. */
+static void test_file(Fixture *f, gconstpointer data)
+{
+    const unsigned step = 8192;
+
+    g_assert(pool_reserve(&f->pool, 100 * CHUNK_PAGES) == 0);
+    g_assert(file_size(f) == 0);
+    prim.truncate = truncate_fails;
+    g_assert(!can_take(f, 1) && f->pool.top == 0);
+    prim.truncate = prim_real.truncate;
+    g_assert(can_take(f, 512) && file_size(f) == step);
+    /* all of that can be had without another word */
+    prim.truncate = truncate_fails;
+    g_assert(can_take(f, step - 512));
+    g_assert(!can_take(f, 1));
+    prim.truncate = prim_real.truncate;
+    /* a process that may write no longer files gets a signal */
+    prim.file_limit = file_limit_is;
+    limit = (step + 99) * PAGE_BYTES + 5;
+    g_assert(!can_take(f, 100) && file_size(f) == step);
+    g_assert(can_take(f, 99) && file_size(f) == step + 99);
+    g_assert(!can_take(f, 1) && f->pool.top == step + 99);
+    prim.file_limit = prim_real.file_limit;
+    while (f->pool.top < f->pool.capacity) {
+        g_assert(can_take(f, MIN(512, f->pool.capacity - f->pool.top)));
+    }
+    /* no longer than there can be slots */
+    g_assert(file_size(f) == f->pool.capacity);
+    check_free(&f->pool);
+}
+
+static struct {
+    unsigned calls;
+    off_t offset[100], len[100];
+} punches;
+
+static int punch_note(int fd, off_t offset, off_t len)
+{
+    g_assert(punches.calls < 100);
+    punches.offset[punches.calls] = offset / PAGE_BYTES;
+    punches.len[punches.calls++] = len / PAGE_BYTES;
+    return prim_real.punch(fd, offset, len);
+}
+
+/* A hole is punched once for slots next to each other, in whatever order. */
+static void test_punch_once(Fixture *f, gconstpointer data)
+{
+    static const uint8_t order[] = { 7, 3, 5, 2, 6, 12, 11, 30 };
+    unsigned n = 64;
+
+    if (f->pool.keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    g_assert(pool_take(&f->pool, &n) == 0 && n == 64);
+    for (unsigned i = 0; i < G_N_ELEMENTS(order); i++) {
+        pool_untake(&f->pool, order[i], 1);
+    }
+    memset(&punches, 0, sizeof(punches));
+    prim.punch = punch_note;
+    pool_flush(&f->pool);
+    pool_flush(&f->pool);
+    g_assert(punches.calls == 4);
+    g_assert(punches.offset[0] == 2 && punches.len[0] == 2);
+    g_assert(punches.offset[1] == 5 && punches.len[1] == 3);
+    g_assert(punches.offset[2] == 11 && punches.len[2] == 2);
+    g_assert(punches.offset[3] == 30 && punches.len[3] == 1);
+    g_assert(f->pool.n_free == G_N_ELEMENTS(order));
+    check_free(&f->pool);
+    /* they are punched 64 at a time */
+    n = 64;
+    g_assert(pool_take(&f->pool, &n) == 64);
+    pool_untake(&f->pool, 64, 64);
+    g_assert(punches.calls == 4);
+    pool_untake(&f->pool, 0, 1);
+    g_assert(punches.calls == 5 && punches.offset[4] == 64 &&
+             punches.len[4] == 64);
+    prim.punch = prim_real.punch;
+}
+
+static int punch_fails_even(int fd, off_t offset, off_t len)
+{
+    return offset / PAGE_BYTES % 4 ? prim_real.punch(fd, offset, len)
+                                   : -ENOMEM;
+}
+
+/*
+ * What cannot be punched waits for a better time, however much it is: it is
+ * counted as leaked as soon as it is more than waits for the next punch.
+ */
+static void test_punch_fails_many(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    KsmPattern *t = pool_pattern_new(p, f->page, 1);
+    unsigned n = 300;
+    uint32_t slot = pool_take(p, &n), first = t->first;
+
+    if (p->keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    g_assert(n == 300);
+    prim.punch = punch_fails;
+    pool_user_add(p, first);
+    pool_user_drop(p, first);
+    g_assert(p->leaked == CHUNK_PAGES);
+    g_assert(!pool_release(p));
+    g_assert(p->leaked == CHUNK_PAGES);
+    pool_untake(p, slot, 300);
+    g_assert(p->leaked == CHUNK_PAGES + 300 - 64);
+    g_assert(!pool_release(p));
+    g_assert(p->leaked == CHUNK_PAGES + 300 - 64);
+    /* a part of it can: no piece is lost, nor had before its time */
+    prim.punch = punch_fails_even;
+    release_all(f);
+    check_free(p);
+    g_assert(p->n_free < 300);
+    prim.punch = prim_real.punch;
+    release_all(f);
+    pool_flush(p);
+    g_assert(p->leaked == 0 && p->n_free == 300);
+    check_free(p);
+    g_assert(pool_pattern_new(p, f->page, 1)->first == first);
+}
+
+/* It goes a piece at a time, and says whether there is more. */
+static void test_release_pieces(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    unsigned n = 300;
+    uint32_t slot = pool_take(p, &n);
+    KsmPattern *t[2];
+
+    if (p->keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    g_assert(!pool_release(p));
+    for (unsigned i = 0; i < 2; i++) {
+        t[i] = pool_pattern_new(p, f->page, 1);
+        g_assert(t[i]);
+    }
+    prim.punch = punch_fails;
+    for (unsigned i = 0; i < 2; i++) {
+        uint32_t first = t[i]->first;
+
+        pool_user_add(p, first);
+        pool_user_drop(p, first);
+    }
+    pool_untake(p, slot, 300);
+    prim.punch = prim_real.punch;
+    g_assert(p->leaked == 2 * CHUNK_PAGES + 236);
+    g_assert(pool_release(p));
+    g_assert(p->leaked == CHUNK_PAGES + 236 - 64);
+    g_assert(pool_release(p));
+    g_assert(p->leaked == 236 - 2 * 64 && p->blocks->len == 2);
+    g_assert(pool_release(p));
+    g_assert(p->leaked == 236 - 3 * 64);
+    g_assert(!pool_release(p));
+    g_assert(p->leaked == 0 && p->n_punch == 0);
+    g_assert(!pool_release(p));
+    check_free(p);
+}
+
+/* Which slots were in use when the process forked. */
+static void test_kept(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    unsigned n = 200;
+
+    if (p->keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    g_assert(pool_take(p, &n) == 0 && n == 200);
+    pool_untake(p, 5, 1);
+    pool_untake(p, 195, 2);
+    /* given up, and not punched yet: as if it was */
+    pool_fork(p);
+    pool_forked(p);
+    g_assert(p->n_free == 3);
+    n = 100;
+    g_assert(pool_take(p, &n) == 200 && n == 100);
+    p->cursor = 0;
+    n = 2;
+    g_assert(pool_take(p, &n) == 195 && n == 2);
+    n = 1;
+    g_assert(pool_take(p, &n) != SLOT_NONE);
+    /* what was free then, or is of later, no child maps */
+    pool_untake(p, 5, 1);
+    pool_untake(p, 195, 2);
+    pool_untake(p, 200, 100);
+    pool_flush(p);
+    g_assert(p->leaked == 0 && p->n_free == 103);
+    pool_untake(p, 0, 5);
+    pool_untake(p, 6, 189);
+    pool_untake(p, 197, 3);
+    pool_flush(p);
+    g_assert(p->leaked == 197 && p->n_free == 103);
+    wait_given_up(f);
+    g_assert(p->n_free == 300);
+    check_free(p);
+}
+
+/* The memory to note it is missing: nothing is given up any more. */
+static void test_kept_fails(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    uint32_t slot = take_one(f, 'a'), other = take_one(f, 'b');
+    bool grown = GPOINTER_TO_UINT(data);
+
+    pool_user_add(p, slot);
+    pool_user_add(p, other);
+    if (grown) {
+        pool_fork(p);
+        pool_forked(p);
+        g_assert(pool_reserve(p, 4096 * CHUNK_PAGES) == 0);
+        lost_view = p->kept;
+    }
+    memset(&held, 0, sizeof(held));
+    held.fails = 2;
+    prim.map = grown ? prim_real.map : held_map;
+    prim.lengthen = view_stays;
+    pool_fork(p);
+    pool_forked(p);
+    prim = prim_real;
+    g_assert(p->keep_all);
+    pool_user_drop(p, slot);
+    pool_unkeep(p);
+    release_all(f);
+    g_assert(p->leaked == 1);
+    g_assert(pool_page(p, slot)[0] == 'a');
+    /* and no fork changes that */
+    pool_fork(p);
+    pool_forked(p);
+    pool_user_drop(p, other);
+    pool_unkeep(p);
+    release_all(f);
+    g_assert(p->leaked == 2);
+}
+
+/* Drops slots, which are kept for a child that is gone at once. */
+static void keep(Fixture *f, uint32_t slot, unsigned n)
+{
+    pool_fork(&f->pool);
+    pool_forked(&f->pool);
+    pool_untake(&f->pool, slot, n);
+}
+
+/* What is kept joins what could not be punched; each is given up once. */
+static void test_kept_again(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    unsigned n = 400;
+    uint32_t first[2];
+
+    if (p->keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    g_assert(pool_take(p, &n) == 0 && n == 400);
+    for (unsigned i = 0; i < 2; i++) {
+        first[i] = pool_pattern_new(p, f->page, 1)->first;
+        pool_user_add(p, first[i]);
+    }
+    prim.punch = punch_fails;
+    pool_untake(p, 0, 100);
+    pool_user_drop(p, first[0]);
+    keep(f, 100, 50);
+    pool_user_drop(p, first[1]);
+    g_assert(p->leaked == 2 * CHUNK_PAGES + 150 - 64);
+    pool_unkeep(p);
+    /* nothing is kept now, twice in a row */
+    keep(f, 150, 30);
+    pool_unkeep(p);
+    pool_unkeep(p);
+    prim.punch = prim_real.punch;
+    release_all(f);
+    pool_flush(p);
+    g_assert(p->leaked == 0);
+    g_assert(p->n_free == 180 + (CHUNK_PAGES - 400) && p->blocks->len == 2);
+    /* and no more of them: the others are in use */
+    keep(f, 200, 1);
+    wait_given_up(f);
+    keep(f, 300, 1);
+    wait_given_up(f);
+    g_assert(p->n_free == 182 + (CHUNK_PAGES - 400));
+    check_free(p);
+    g_assert(p->blocks->len == 2);
+}
+
+/* As after a fork, in the child: what tells of it stays mapped. */
+static void test_forked_child(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    unsigned n = 65;
+    void *watch;
+
+    if (p->keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    g_assert(pool_take(p, &n) == 0 && n == 65);
+    pool_fork(p);
+    watch = p->watch;
+    pool_forked_child(p);
+    g_assert(watch && !p->watch);
+    /* the last one, too */
+    pool_untake(p, 64, 1);
+    pool_unkeep(p);
+    release_all(f);
+    g_assert(p->leaked == 1);
+    g_assert(prim.unmap(watch, PAGE_BYTES) == 0);
+    wait_given_up(f);
+    g_assert(p->n_free == 1);
+}
+
+/* What could not be punched comes to what a child had; nothing is lost. */
+static void test_gone(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    KsmPattern *t = pool_pattern_new(p, f->page, 1);
+    uint32_t first = t->first;
+    unsigned n = 200;
+
+    if (p->keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    g_assert(pool_take(p, &n) == first + CHUNK_PAGES && n == 200);
+    keep(f, first + CHUNK_PAGES + 1, 3);
+    pool_unkeep(p);
+    prim.punch = punch_fails;
+    pool_untake(p, first + CHUNK_PAGES + 10, 70);
+    g_assert(p->leaked == 3 + 70 - 64);
+    /* not now: who asks is not to ask again at once */
+    g_assert(!pool_release(p));
+    prim.punch = prim_real.punch;
+    release_all(f);
+    g_assert(p->leaked == 0 && p->n_free == 73);
+    /* a block that is given up ends where the next slot begins */
+    pool_user_add(p, first);
+    pool_user_add(p, first + CHUNK_PAGES);
+    pool_user_drop(p, first);
+    g_assert(p->blocks->len == 1 && p->n_free == 73);
+    g_assert(p->users[first + CHUNK_PAGES] == 1);
+    check_free(p);
+}
+
+/* The calls that are about memory policies and memory of the file. */
+static struct {
+    unsigned get, prefer, set, allocate, pauses;
+    int get_ret, prefer_ret, allocate_ret;
+    unsigned set_fails;     /* so often */
+    int node, mode;
+    bool ordered;           /* the node is asked for, memory, back */
+    off_t offset, len;
+} numa;
+
+static int numa_get(int *mode, unsigned long *mask, size_t bits)
+{
+    g_assert(bits >= 1024);
+    numa.get++;
+    *mode = 4711;
+    mask[0] = 42;
+    mask[bits / 64 - 1] = 43;
+    return numa.get_ret;
+}
+
+static int numa_prefer(int node)
+{
+    numa.prefer++;
+    numa.node = node;
+    return numa.prefer_ret;
+}
+
+static int numa_set(int mode, const unsigned long *mask, size_t bits)
+{
+    numa.ordered &= numa.allocate == 1;
+    g_assert(mode == 4711 && mask[0] == 42 && mask[1] == 0 &&
+             mask[bits / 64 - 1] == 43);
+    return numa.set++ < numa.set_fails ? -ENOMEM : 0;
+}
+
+static int numa_allocate(int fd, off_t offset, off_t len)
+{
+    numa.ordered = numa.prefer == 1;
+    numa.allocate++;
+    numa.offset = offset / PAGE_BYTES;
+    numa.len = len / PAGE_BYTES;
+    return numa.allocate_ret;
+}
+
+static void numa_pause(unsigned us)
+{
+    numa.pauses++;
+}
+
+static void numa_fake(void)
+{
+    memset(&numa, 0, sizeof(numa));
+    prim.thread_policy_get = numa_get;
+    prim.thread_policy_set = numa_set;
+    prim.prefer_node = numa_prefer;
+    prim.allocate = numa_allocate;
+    prim.pause = numa_pause;
+}
+
+/* Memory is had on that node, and the thread's policy is as it was. */
+static void test_allocate(Fixture *f, gconstpointer data)
+{
+    numa_fake();
+    g_assert(pool_allocate(&f->pool, 3, 7) == 0);
+    g_assert(numa.allocate == 1 && numa.offset == 3 && numa.len == 7);
+    g_assert(!numa.get && !numa.prefer && !numa.set);
+    numa_fake();
+    numa.allocate_ret = -ENOSPC;
+    numa.set_fails = 3;
+    for (f->pool.node = 0; f->pool.node < 3; f->pool.node += 2) {
+        g_assert(pool_allocate(&f->pool, 5, 2) == -ENOSPC);
+        g_assert(numa.ordered && numa.node == f->pool.node);
+        g_assert(numa.set == 4 && numa.pauses == 3 && numa.get == 1);
+        g_assert(numa.offset == 5 && numa.len == 2);
+        numa_fake();
+        numa.allocate_ret = -ENOSPC;
+        numa.set_fails = 3;
+    }
+    /* what it was cannot be told, or there is no such node: as it comes */
+    numa_fake();
+    numa.get_ret = -ENOSYS;
+    g_assert(pool_allocate(&f->pool, 0, 1) == 0);
+    g_assert(numa.allocate == 1 && !numa.prefer && !numa.set);
+    numa_fake();
+    numa.prefer_ret = -EINVAL;
+    g_assert(pool_allocate(&f->pool, 0, 1) == 0);
+    g_assert(numa.allocate == 1 && !numa.set && !numa.pauses);
+    /* not for ever */
+    numa_fake();
+    numa.set_fails = 1000000;
+    g_assert(pool_allocate(&f->pool, 0, 1) == 0);
+    g_assert(numa.set > 50 && numa.set < 1000);
+    prim = prim_real;
+}
+
+static unsigned writes;
+static ssize_t write_ret;
+
+/* Is interrupted, and writes little at a time. */
+static ssize_t write_little(int fd, const void *buf, size_t len, off_t offset)
+{
+    if (writes++ % 2 == 0) {
+        return -EINTR;
+    }
+    if (writes > 6 && write_ret <= 0) {
+        return write_ret;
+    }
+    return prim_real.write(fd, buf, MIN(len, 1500), offset);
+}
+
+static void test_fill(Fixture *f, gconstpointer data)
+{
+    char content[3 * PAGE_BYTES];
+    unsigned n = 4;
+    uint32_t slot = pool_take(&f->pool, &n);
+
+    for (unsigned i = 0; i < sizeof(content); i++) {
+        content[i] = i / 7;
+    }
+    prim.write = write_little;
+    writes = 0;
+    write_ret = 1;
+    g_assert(pool_fill(&f->pool, slot + 1, content, 3) == 0);
+    g_assert(writes == 2 * ((sizeof(content) + 1499) / 1500));
+    g_assert(!memcmp(pool_page(&f->pool, slot + 1), content,
+                     sizeof(content)));
+    g_assert(file_blocks(f) == 3);
+    writes = 0;
+    write_ret = -EIO;
+    g_assert(pool_fill(&f->pool, slot, content, 1) == 0);
+    writes = 0;
+    g_assert(pool_fill(&f->pool, slot, content, 3) == -EIO);
+    writes = 0;
+    write_ret = 0;
+    g_assert(pool_fill(&f->pool, slot, content, 3) == -ENOSPC);
+    prim.write = prim_real.write;
+}
+
+static int advise_ret;
+
+static int advise_note(void *addr, size_t len, int advice)
+{
+    g_assert(advice == MADV_POPULATE_READ);
+    punches.offset[0] = (uintptr_t)addr;
+    punches.len[0] = len;
+    return advise_ret;
+}
+
+static void test_readable(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    uint32_t slot = take_one(f, 'r');
+    g_autofree char *flags = NULL;
+
+    g_assert(pool_readable(p, slot, 1) == 0);
+    prim.advise = advise_note;
+    advise_ret = 0;
+    g_assert(pool_readable(p, slot + 3, 5) == 0);
+    g_assert((char *)punches.offset[0] == pool_page(p, slot + 3));
+    g_assert(punches.len[0] == 5 * PAGE_BYTES);
+    /* memory has failed; how the kernel says it depends on its version */
+    advise_ret = -EHWPOISON;
+    g_assert(pool_readable(p, slot, 1) == -EFAULT);
+    advise_ret = -EINVAL;
+    g_assert(pool_readable(p, slot, 1) == -EFAULT);
+    advise_ret = -ENOMEM;
+    g_assert(pool_readable(p, slot, 1) == -ENOMEM);
+    prim.advise = prim_real.advise;
+}
+
+/* Blocks begin at multiples of 512, and are had again. */
+static void test_blocks(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    uint32_t first[64], n_blocks = p->capacity / CHUNK_PAGES;
+    uint32_t slot = take_one(f, 'p');
+    KsmPattern *t;
+
+    g_assert(slot == 0 && n_blocks == 16);
+    for (unsigned i = 1; i < n_blocks; i++) {
+        t = pool_pattern_new(p, f->page, i);
+        g_assert(t && t->first == i * CHUNK_PAGES && t->filled == 16);
+        g_assert(p->top == (i + 1) * CHUNK_PAGES);
+        g_assert(pool_pattern(p, t->first) == t);
+        g_assert(pool_pattern(p, t->first + 511) == t);
+        g_assert(!pool_pattern(p, t->first - (i == 1)) || i > 1);
+        first[i] = t->first;
+        /* users of one are not another's */
+        pool_user_add(p, first[i]);
+        pool_user_add(p, first[i]);
+        pool_user_add(p, first[1] + 1);
+        pool_user_drop(p, first[1] + 1);
+        g_assert(t->users == 2);
+    }
+    check_free(p);
+    g_assert(p->n_free == CHUNK_PAGES - 1);
+    g_assert(!pool_pattern(p, 0) && !pool_pattern(p, 511));
+    g_assert(!pool_pattern_new(p, f->page, 1));
+    /* the one that is used no more can be had, and it alone */
+    p->users[first[5]] |= SLOT_INDEXED;
+    pool_user_drop(p, first[5]);
+    g_assert(f->unindexed == 0);
+    pool_user_drop(p, first[5]);
+    g_assert(f->unindexed == 1 && f->last_slot == first[5]);
+    g_assert(f->last_hash == 5);
+    g_assert(p->shared == n_blocks - 2 && p->sharing == 2 * (n_blocks - 2));
+    if (!p->keep_all) {
+        g_assert(file_blocks(f) == 1 + 16 * (n_blocks - 2));
+        t = pool_pattern_new(p, f->page, 77);
+        g_assert(t && t->first == first[5] && t->users == 0);
+        g_assert(!pool_pattern_new(p, f->page, 1));
+    }
+    g_assert(pool_page(p, first[4])[3] == 'p');
+    g_assert(pool_pattern(p, first[4])->users == 2);
+}
+
+/* A pattern is of the node that is asked for; where there is none, no more. */
+static void test_pattern_node(Fixture *f, gconstpointer data)
+{
+    KsmPattern *t;
+
+    f->pool.node = 0;
+    numa_fake();
+    t = pool_pattern_new(&f->pool, f->page, 1);
+    g_assert(t && numa.allocate == 1 && numa.prefer == 1 && numa.node == 0);
+    g_assert(numa.offset == t->first && numa.len == PATTERN_START);
+    numa_fake();
+    numa.allocate_ret = -ENOSPC;
+    g_assert(!pool_pattern_new(&f->pool, f->page, 1));
+    prim = prim_real;
+    f->pool.node = -1;
+    if (!f->pool.keep_all) {
+        g_assert(f->pool.blocks->len == 1);
+        g_assert(file_blocks(f) == PATTERN_START);
+    }
+}
+
+static unsigned run_of(Fixture *f, KsmPattern *t, unsigned want)
+{
+    g_assert(pool_pattern_run(&f->pool, t, &want) != SLOT_NONE);
+    return want;
+}
+
+/* It doubles when pages four times its size have mapped it, if need be. */
+static void test_pattern_grows(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    KsmPattern *t = pool_pattern_new(p, f->page, 99);
+
+    g_assert(run_of(f, t, 512) == 16 && t->asked == 16);
+    for (unsigned asked = 32; asked <= 64; asked += 16) {
+        g_assert(run_of(f, t, 512) == 16 && t->asked == asked);
+    }
+    /* it is long enough */
+    g_assert(run_of(f, t, 16) == 16 && t->filled == 16);
+    prim.advise = advise_note;
+    advise_ret = -EHWPOISON;
+    g_assert(run_of(f, t, 17) == 16 && t->filled == 16);
+    prim.advise = prim_real.advise;
+    prim.write = write_fails;
+    g_assert(run_of(f, t, 17) == 16 && t->filled == 16);
+    prim.write = prim_real.write;
+    g_assert(t->asked == 112);
+    t->asked = 63;
+    g_assert(run_of(f, t, 17) == 16 && t->filled == 16);
+    t->asked = 64;
+    g_assert(run_of(f, t, 17) == 17 && t->filled == 32 && t->asked == 81);
+    g_assert(run_of(f, t, 512) == 32 && t->asked == 113);
+    t->asked = 128;
+    g_assert(run_of(f, t, 512) == 64 && t->filled == 64);
+    t->asked = 4 * 512;
+    g_assert(run_of(f, t, 512) == 512 && t->filled == 512);
+    g_assert(run_of(f, t, 512) == 512 && t->filled == 512);
+    for (unsigned i = 0; i < 512; i++) {
+        g_assert(!memcmp(pool_page(p, t->first + i), f->page, PAGE_BYTES));
+        g_assert(p->hash[t->first + i] == 99);
+    }
+    g_assert(file_blocks(f) == 512);
+}
+
+/* One run behind the other, and not where a slot is full. */
+static void test_pattern_spread(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    KsmPattern *t = pool_pattern_new(p, f->page, 99);
+    unsigned n = 6;
+
+    g_assert(pool_pattern_run(p, t, &n) == t->first && n == 6);
+    g_assert(pool_pattern_run(p, t, &n) == t->first + 6 && n == 6);
+    /* four are left, which is less */
+    g_assert(pool_pattern_run(p, t, &n) == t->first && n == 6);
+    n = 10;
+    g_assert(pool_pattern_run(p, t, &n) == t->first + 6 && n == 10);
+    for (unsigned i = 0; i < SHARING; i++) {
+        pool_user_add(p, t->first + 4);
+        pool_user_add(p, t->first + 8);
+    }
+    n = 6;
+    g_assert(pool_pattern_run(p, t, &n) == t->first && n == 4);
+    n = 3;
+    g_assert(pool_pattern_run(p, t, &n) == t->first && n == 3);
+    n = 3;
+    g_assert(pool_pattern_run(p, t, &n) == t->first + 3 && n == 1);
+}
+
+/*
+ * Free runs of that length are few and far away: the search goes on where it
+ * ended, and the file grows meanwhile.
+ */
+static void test_search(Fixture *f, gconstpointer data)
+{
+    enum { LINES = 300, LINE = 4096 };
+    KsmPool *p = &f->pool;
+    unsigned n = 64;
+    uint32_t far = 290 * LINE, near = 3 * LINE;
+
+    if (p->keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    g_assert(pool_reserve(p, 2 * LINES * LINE) == 0);
+    take_all_but(f, LINES * LINE, 0, 0, 1, 1);
+    pool_untake(p, far, 64);
+    pool_flush(p);
+    p->cursor = 0;
+    g_assert(pool_take(p, &n) == LINES * LINE && n == 64);
+    g_assert(pool_take(p, &n) == far && n == 64);
+    /* behind the last one is the first */
+    pool_untake(p, near, 64);
+    pool_flush(p);
+    g_assert(pool_take(p, &n) == near && n == 64);
+    check_free(p);
+}
+
 #define ADD(name) g_test_add("/pool/" #name, Fixture, NULL, set_up, \
                              test_##name, tear_down)
 
@@ -718,5 +1936,31 @@ int main(int argc, char **argv)
     ADD(checkerboard);
     ADD(grow);
     ADD(grow_fails);
+    ADD(given_back);
+    ADD_WITH(fd_0, pool, 0);
+    ADD_WITH(fd_0, map, 1);
+    ADD_WITH(fd_0, watch, 2);
+    ADD(view);
+    ADD(capacity);
+    ADD(bytes);
+    ADD(huge_shmem);
+    ADD(file);
+    ADD(punch_once);
+    ADD(punch_fails_many);
+    ADD(release_pieces);
+    ADD(kept);
+    ADD_WITH(kept_fails, first, false);
+    ADD_WITH(kept_fails, grown, true);
+    ADD(kept_again);
+    ADD(forked_child);
+    ADD(gone);
+    ADD(allocate);
+    ADD(fill);
+    ADD(readable);
+    ADD(blocks);
+    ADD(pattern_node);
+    ADD(pattern_grows);
+    ADD(pattern_spread);
+    ADD(search);
     return g_test_run();
 }

@@ -5,6 +5,7 @@
  */
 #include <fcntl.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -295,4 +296,13 @@ size_t util_mappings(void)
         lines += *c == '\n';
     }
     return lines;
+}
+
+size_t util_heap(void)
+{
+#ifdef M_PERTURB       /* glibc */
+    return mallinfo2().uordblks;
+#else
+    return 0;
+#endif
 }

@@ -65,6 +65,11 @@ KsmStats util_stats(KsmEngine *e);
 /* Mappings that the process has. */
 size_t util_mappings(void);
 void util_remove(KsmRegion *r);
+/*
+ * Bytes of the heap in use, as far as the C library tells; 0: it does not (a
+ * sanitizer looks for what leaks by itself).
+ */
+size_t util_heap(void);
 /* Statistics as test messages. */
 void util_print(KsmEngine *e);
 
