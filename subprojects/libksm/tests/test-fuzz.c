@@ -61,6 +61,8 @@
 #define POISONS_MAX 3u      /* pages that fail in one call */
 /* copies alone say so, a thousand times, between calls that fail */
 #define POISON_CALLS 40000u
+/* a page that is displaced, too, is asked for again and again */
+#define OVER_CALLS 200u
 #define SILENT_S 30         /* without a sign of life: it hangs */
 
 /* Linux 6.6 */
@@ -802,6 +804,7 @@ static void map_over(void)
     over_map(mem_of(a, page), n * PAGE);
     memset(a->flags + page, WILD, n);
     T.mapped_over = true;
+    faults_may_take(n * OVER_CALLS);
     count(&report->mapped_over, 1);
     note("area %d: %zu pages from %zu on are mapped over", (int)(a - T.area),
          n, page);
@@ -1479,7 +1482,7 @@ static uint64_t merged_now(void)
 
     ksm_engine_get_stats(T.e, &s);
     return s.pages_sharing + s.zero_pages +
-           (T.race || in_pieces(r) ? r->count[PAGE_EQUAL] : 0);
+           (!T.others || in_pieces(r) ? r->count[PAGE_EQUAL] : 0);
 }
 
 static void note_reasons(void)
