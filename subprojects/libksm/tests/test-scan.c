@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "broken.h"
 #include "engine.h"
 #include "prim.h"
 #include "scan.h"
@@ -144,6 +145,115 @@ static void test_vma_few(void)
         g_assert((util_stats(s.e).pages_shared > 0) == (left >= 64));
         scene_end(&s);
     }
+}
+
+static uint64_t clock_ns;
+
+static uint64_t clock_set(void)
+{
+    return clock_ns;
+}
+
+#define SECOND  UINT64_C(1000000000)
+
+/*
+ * Mappings are counted again when the count may be far from the truth, and no
+ * more often: half of @left may be gone after half a second, or a few in ten.
+ */
+static void test_vma_recount(void)
+{
+    static const struct {
+        size_t used, since;
+        uint64_t age;
+        bool counted;
+    } cases[] = {
+        { 0, 0, 100 * SECOND, false },
+        { 0, 1, 10 * SECOND, false },
+        { 0, 1, 10 * SECOND + 1, true },
+        { 500, 0, 100 * SECOND, false },
+        { 501, 0, 10 * SECOND, false },
+        { 501, 0, 10 * SECOND + 1, true },
+        { 200, 200, SECOND, false },
+        { 200, 201, SECOND, true },
+        { 200, 201, SECOND / 2, false },
+        { 200, 201, SECOND / 2 + 1, true },
+        { 1001, 1, SECOND, true },
+    };
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    prim.now_ns = clock_set;
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        KsmVmas *v = &s.e->vmas;
+
+        for (unsigned k = 0; k < 2; k++) {
+            clock_ns = 100 * SECOND;
+            *v = (KsmVmas) {
+                .max = 1000, .limit = 1000, .used = cases[i].used,
+                .since = cases[i].since, .counted = clock_ns,
+            };
+            clock_ns += cases[i].age;
+            if (k) {
+                run_vmas_free(s.e);
+            } else {
+                run_vmas_left(s.e);
+            }
+            if (cases[i].counted) {
+                g_assert(v->counted == clock_ns && v->since == 0);
+                g_assert(v->max == mappings_allowed());
+            } else {
+                g_assert(v->counted == 100 * SECOND && v->max == 1000);
+                g_assert(v->since == cases[i].since);
+            }
+        }
+    }
+    prim.now_ns = prim_real.now_ns;
+    scene_end(&s);
+}
+
+static int maps_fd;
+
+static ssize_t maps_silent(int fd, void *buf, size_t len, off_t offset)
+{
+    return fd == maps_fd ? -EIO : prim_real.read_at(fd, buf, len, offset);
+}
+
+/* What is left: of what there was when counted, less what was made since. */
+static void test_vma_left(void)
+{
+    size_t max = mappings_allowed(), used;
+    KsmVmas *v;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    v = &s.e->vmas;
+    run_vmas_full(s.e);
+    used = max / 100 * 75 - run_vmas_left(s.e);
+    /* the allocator may map something, and the share is rounded */
+    g_assert(used + 100 > util_mappings() && used < util_mappings() + 100);
+    g_assert(v->max == max && v->used <= util_mappings() + 2);
+    g_assert(v->used + 2 >= util_mappings());
+    g_assert(run_vmas_free(s.e) == max - v->used);
+    v->since = 10;
+    g_assert(run_vmas_left(s.e) == v->limit - v->used - 10);
+    g_assert(run_vmas_free(s.e) == max - v->used - 10);
+    /* not to be counted now: then it is what it was, and what was made */
+    used = v->used + 10;
+    maps_fd = s.e->maps;
+    prim.read_at = maps_silent;
+    run_vmas_full(s.e);
+    g_assert(run_vmas_free(s.e) == max - used);
+    g_assert(v->since == 0);
+    prim.read_at = prim_real.read_at;
+    /* more than there may be: none is left, not very many */
+    v->used = max + 1;
+    v->counted = prim.now_ns();
+    g_assert(run_vmas_left(s.e) == 0 && run_vmas_free(s.e) == 0);
+    scene_end(&s);
 }
 
 /* --- which chunks are visited --- */
@@ -785,6 +895,163 @@ static void test_broken_late(gconstpointer data)
     scene_end(&s);
 }
 
+/* Broken, quiet and equal to what is in the pool; and nothing is restored. */
+static bool scene_quiet(Scene *s, size_t page, size_t n)
+{
+    if (!scene_merged(s, KSM_DIRTY_PAGEMAP)) {
+        return false;
+    }
+    s->m->busy = true;
+    mem_fill_run(s->m, page, n, 1 + page, 1);
+    util_passes(s->e, 4 * CHECK_PASSES);
+    g_assert(s->r->count[PAGE_BROKEN] == n);
+    return true;
+}
+
+/*
+ * What restoring pays: a page saved is worth RUN_PAGE_WORTH_NS, of which 2 us
+ * are what it costs; the run has its costs whatever its length.
+ */
+static void test_broken_pays(void)
+{
+    const size_t at = 600, n = 6;
+    uint64_t worth = n * (RUN_PAGE_WORTH_NS - 2000);
+    uint64_t *cost[3];
+    Scene s;
+
+    if (!scene_quiet(&s, at, n)) {
+        return;
+    }
+    cost[0] = &s.e->scan.restore_ns;
+    cost[1] = &s.e->merge.isolate_ns;
+    cost[2] = &s.e->merge.map_ns;
+    *cost[0] = 20000;
+    *cost[1] = 15000;
+    *cost[2] = worth - DROP_NS - 35000;
+    /* wherever in the run the page is, for all of it is restored */
+    for (size_t i = at; i < at + n; i++) {
+        g_assert(broken_pays(s.e, s.r, i));
+    }
+    g_assert(!broken_pays(s.e, s.r, at - 1));
+    for (unsigned i = 0; i < G_N_ELEMENTS(cost); i++) {
+        (*cost[i])++;
+        g_assert(!broken_pays(s.e, s.r, at + n - 1));
+        (*cost[i])--;
+        g_assert(broken_pays(s.e, s.r, at + n - 1));
+    }
+    /* nothing was restored so far: a guess */
+    *cost[0] = 0;
+    *cost[1] -= 10000;
+    g_assert(broken_pays(s.e, s.r, at));
+    ++*cost[1];
+    g_assert(!broken_pays(s.e, s.r, at));
+    s.m->busy = false;
+    scene_end(&s);
+}
+
+static struct {
+    Scene *s;
+    unsigned n;
+    struct {
+        size_t page, pages;
+        uint64_t pass;
+    } at[16];
+} restored;
+
+static int note_remap(void *from, size_t len, void *to)
+{
+    Scene *s = restored.s;
+
+    g_assert(restored.n < G_N_ELEMENTS(restored.at));
+    restored.at[restored.n].page = ((char *)to - s->m->addr) / PAGE;
+    restored.at[restored.n].pages = len / PAGE;
+    restored.at[restored.n++].pass = s->e->scan.pass;
+    return prim_real.remap(from, len, to);
+}
+
+/*
+ * A run is restored from its first page that is equal to something to its last
+ * one, if what is between them is less than what they are worth; zeroes apart
+ * from other content.
+ */
+static void test_broken_run(void)
+{
+    Scene s;
+
+    if (!scene_quiet(&s, 500, 80)) {
+        return;
+    }
+    /* 20 + 20 pages with 10 between that are like no other, and 10 behind */
+    mem_fill_run(s.m, 532, 10, 660000, 1);
+    mem_fill_run(s.m, 562, 10, 670000, 1);
+    mem_fill_run(s.m, 572, 8, 0, 0);
+    util_passes(s.e, 6 * CHECK_PASSES);
+    restored.s = &s;
+    restored.n = 0;
+    prim.remap = note_remap;
+    s.m->busy = false;
+    util_passes(s.e, CHECK_PASSES);
+    prim.remap = prim_real.remap;
+    g_assert(restored.n == 3);
+    g_assert(restored.at[0].page == 500 && restored.at[0].pages == 12);
+    g_assert(restored.at[1].page == 512 && restored.at[1].pages == 50);
+    g_assert(restored.at[2].page == 572 && restored.at[2].pages == 8);
+    /* 10 in anonymous memory now, 10 still broken */
+    util_passes(s.e, CHECK_PASSES);
+    g_assert(s.r->count[PAGE_BROKEN] == 10);
+    g_assert(util_stats(s.e).zero_pages == 8);
+    g_assert(util_stats(s.e).pages_sharing == 1024 - 28);
+    scene_end(&s);
+}
+
+/* Written now: looks at what is broken until it is restored; 0: it is not. */
+static unsigned looks_needed(Scene *s)
+{
+    uint64_t written;
+
+    g_assert(passes_until(s, 1024));
+    written = s->e->scan.pass;
+    restored.n = 0;
+    mem_fill_run(s->m, 64, 16, 65, 1);  /* what it held before */
+    for (unsigned i = 0; i < 40 * CHECK_PASSES && !restored.n; i++) {
+        util_passes(s->e, 1);
+    }
+    g_assert(s->r->count[PAGE_BROKEN] == (restored.n ? 0 : 16));
+    return restored.n ? restored.at[0].pass / CHECK_PASSES -
+                        written / CHECK_PASSES : 0;
+}
+
+/*
+ * Twice as many looks each time, up to 32, if what was restored was written
+ * again soon; half as many if it was not.
+ */
+static void test_broken_backoff(void)
+{
+    /* two say that it is quiet */
+    static const unsigned looks[] = { 2, 2, 4, 8, 16, 32, 32 };
+    KsmChunk *c;
+    Scene s;
+
+    if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    restored.s = &s;
+    prim.remap = note_remap;
+    c = &s.r->chunk[0];
+    for (unsigned i = 0; i < G_N_ELEMENTS(looks); i++) {
+        g_assert(looks_needed(&s) == looks[i]);
+    }
+    /* as if it had been broken for long: looks are counted up to 255 */
+    for (unsigned i = 0; i < 2; i++) {
+        c->calm = 255;
+        g_assert(looks_needed(&s) == 2);
+        g_assert(looks_needed(&s) == (16 >> i));
+        c->restored -= 1;
+    }
+    prim.remap = prim_real.remap;
+    scene_end(&s);
+}
+
 static void add_sources(const char *path, GTestDataFunc fn)
 {
     for (unsigned i = 0; i < G_N_ELEMENTS(sources); i++) {
@@ -814,10 +1081,13 @@ static void test_no_room(void)
     prim.allocate = no_room;
     util_passes(s.e, 10);
     g_assert(util_stats(s.e).pages_sharing == 0);
+    g_assert(util_stats(s.e).merged == 0);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_NO_MEMORY] >= 64);
     prim.allocate = prim_real.allocate;
     ksm_rescan(s.e);
     util_passes(s.e, 10);
     g_assert(util_stats(s.e).pages_sharing == 64);
+    g_assert(util_stats(s.e).merged == 128);
     scene_end(&s);
 }
 
@@ -901,6 +1171,8 @@ int main(int argc, char **argv)
     prim.cpu_ns = cpu_by_call;
     g_test_add_func("/scan/vmas/reserve", test_vma_reserve);
     g_test_add_func("/scan/vmas/few", test_vma_few);
+    g_test_add_func("/scan/vmas/recount", test_vma_recount);
+    g_test_add_func("/scan/vmas/left", test_vma_left);
     add_sources("/scan/visit/populated", test_populated);
     g_test_add_func("/scan/visit/queue-full", test_queue_full);
     g_test_add_func("/scan/runs/periods", test_periods);
@@ -914,6 +1186,9 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/broken/runs", test_broken_runs);
     g_test_add_func("/scan/broken/lonely", test_broken_lonely);
     add_sources("/scan/broken/late", test_broken_late);
+    g_test_add_func("/scan/broken/pays", test_broken_pays);
+    g_test_add_func("/scan/broken/run", test_broken_run);
+    g_test_add_func("/scan/broken/backoff", test_broken_backoff);
     add_sources("/scan/rest", test_rest);
     add_sources("/scan/rest-midway", test_rest_midway);
     g_test_add_func("/scan/rest/settle", test_rest_settle);
