@@ -389,6 +389,74 @@ static void test_pattern(void)
     mem_free(m);
 }
 
+/* Who discards pages just before they are taken, behind the engine's back. */
+static Mem *emptied;
+static unsigned n_emptied;
+
+static int empty_and_move(int fd, void *to, void *from, size_t len,
+                          size_t *done)
+{
+    Mem *m = emptied;
+    size_t page = ((char *)from - m->addr) / PAGE_BYTES;
+
+    for (size_t i = 0; (char *)from >= m->addr && page + i < m->pages &&
+                       i < len / PAGE_BYTES; i += 8) {
+        g_assert(madvise(m->addr + (page + i) * PAGE, PAGE,
+                         MADV_DONTNEED) == 0);
+        mem_gone(m, page + i, 1);
+        n_emptied++;
+    }
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+/* What turns out to be a hole is one in the books, too, and stays one. */
+static void test_hole(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    emptied = p.a;
+    n_emptied = 0;
+    prim.uffd_move = empty_and_move;
+    for (unsigned i = 0; i < 4 && !n_emptied; i++) {
+        util_passes(p.e, 1);
+    }
+    prim.uffd_move = prim_real.uffd_move;
+    g_assert(n_emptied > 0);
+    g_assert(p.ra->count[PAGE_HOLE] == n_emptied);
+    g_assert(p.ra->count[PAGE_HOLE] + p.ra->count[PAGE_MERGED] == 1024);
+    g_assert(mem_present(p.a, 0, 1024) == 1024 - n_emptied);
+    util_passes(p.e, 6);
+    g_assert(p.ra->count[PAGE_HOLE] == n_emptied);
+    pair_end(&p);
+}
+
+/* Zeroes that were given back count as such whatever is merged around them. */
+static void test_given_among(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    for (unsigned i = 0; i < 1024; i += 8) {
+        mem_fill_run(p.a, i, 4, 0, 0);
+        mem_fill_run(p.a, i + 4, 4, 70000 + i, 1);
+    }
+    util_passes(p.e, 6);
+    g_assert(util_stats(p.e).zero_pages == 512);
+    for (unsigned i = 0; i < 1024; i += 8) {
+        mem_fill_run(p.a, i + 4, 4, 1 + i + 4, 1);
+    }
+    util_passes(p.e, 8);
+    g_assert(util_stats(p.e).pages_sharing == 512);
+    g_assert(util_stats(p.e).zero_pages == 512);
+    g_assert(mem_present(p.a, 0, 1024) == 512);
+    pair_end(&p);
+}
+
 /*
  * What was isolated with pages that were merged, and put back, is tracked as
  * before, wherever it is between them: a write to it is noticed.
@@ -457,7 +525,10 @@ static void test_pattern_found(void)
     ksm_engine_free(e);
 }
 
-/* Costs that were measured too high come back to what is usual. */
+/*
+ * Before anything was measured nothing is for free; costs that were measured
+ * too high come back to what is usual.
+ */
 static void test_doubt(void)
 {
     KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
@@ -470,8 +541,10 @@ static void test_doubt(void)
     cost[1] = &e->merge.map_ns;
     cost[2] = &e->merge.copy_ns;
     cost[3] = &e->merge.back_ns;
+    g_assert(e->merge.move_ns > 0);
     for (unsigned i = 0; i < G_N_ELEMENTS(cost); i++) {
         first[i] = *cost[i];
+        g_assert(first[i] > 0);
         *cost[i] *= 1001;
     }
     merge_doubt_costs(e);
@@ -866,6 +939,8 @@ int main(int argc, char **argv)
     g_test_add_func("/merge/pinned-fill", test_pinned_fill);
     g_test_add_func("/merge/huge", test_huge);
     g_test_add_func("/merge/tracked", test_tracked);
+    g_test_add_func("/merge/hole", test_hole);
+    g_test_add_func("/merge/given-among", test_given_among);
     g_test_add_func("/merge/doubt", test_doubt);
     g_test_add_func("/merge/busy", test_busy);
     g_test_add_func("/merge/unmerge", test_unmerge);
