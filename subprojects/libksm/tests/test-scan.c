@@ -1091,6 +1091,54 @@ static void test_no_room(void)
     scene_end(&s);
 }
 
+static ssize_t no_write(int fd, const void *buf, size_t len, off_t offset)
+{
+    return -ENOSPC;
+}
+
+/*
+ * Only what was to be copied is kept: what stands beside it is merged with what
+ * is in the pool already.
+ */
+static void test_no_room_among(gconstpointer data)
+{
+    const bool late = GPOINTER_TO_INT(data);
+    KsmStats stats;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 1024, 128, 1, 1);
+    mem_fill_run(s.m, 1536, 128, 1, 1);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).pages_sharing == 128);
+    mem_fill_run(s.m, 0, 64, 5000, 1);
+    mem_fill_run(s.m, 512, 64, 5000, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        mem_fill_run(s.m, 512 * i + 64, 64, 1 + 64 * i, 1);
+    }
+    if (late) {
+        prim.write = no_write;
+    } else {
+        prim.allocate = no_room;
+    }
+    util_passes(s.e, 10);
+    prim.write = prim_real.write;
+    prim.allocate = prim_real.allocate;
+    stats = util_stats(s.e);
+    g_assert(stats.pages_shared == 128 && stats.pages_sharing == 128 + 128);
+    g_assert(stats.merged == 2 * 128 + 128);
+    for (unsigned i = 0; i < 128; i++) {
+        g_assert(page_state(s.r, i / 64 * 512 + 64 + i % 64) == PAGE_MERGED);
+    }
+    mem_check(s.m);
+    ksm_rescan(s.e);
+    util_passes(s.e, 20);
+    g_assert(util_stats(s.e).pages_sharing == 128 + 128 + 64);
+    scene_end(&s);
+}
+
 static unsigned faults;     /* write faults asked for in the region */
 static Scene *faulted;
 
@@ -1134,6 +1182,142 @@ static void test_unshare(gconstpointer data)
     prim.uffd_move = prim_real.uffd_move;
     s.m->busy = false;
     scene_end(&s);
+}
+
+/* A call that fails, for the region's memory, and what it was called for. */
+static struct {
+    Scene *s;
+    int code;
+    unsigned failed, released, moved;
+} fails;
+
+static bool is_region(const void *addr)
+{
+    const Mem *m = fails.s->m;
+
+    return (const char *)addr >= m->addr &&
+           (const char *)addr < m->addr + m->pages * PAGE;
+}
+
+static int fails_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    *done = 0;
+    fails.failed++;
+    return fails.code;
+}
+
+static ssize_t fails_pagemap(PmScan *scan)
+{
+    return -ENOMEM;
+}
+
+static ssize_t fails_read_at(int fd, void *buf, size_t len, off_t offset)
+{
+    return -ENOMEM;
+}
+
+/* From then on the page tables are silent, too. */
+static int fails_register(const UffdRange *range, unsigned mode)
+{
+    if (!is_region(range->addr) || !(mode & UFFD_MISSING)) {
+        return prim_real.uffd_register(range, mode);
+    }
+    fails.failed++;
+    prim.pagemap = fails_pagemap;
+    prim.read_at = fails_read_at;
+    return fails.code;
+}
+
+static int counts_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    fails.moved++;
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+static int fails_unregister(const UffdRange *range)
+{
+    fails.released += is_region(range->addr);
+    return prim_real.uffd_unregister(range);
+}
+
+static void *fails_map(void *addr, size_t len, int prot, int flags, int fd,
+                       off_t offset)
+{
+    if (!is_region(addr)) {
+        return prim_real.map(addr, len, prot, flags, fd, offset);
+    }
+    fails.failed++;
+    errno = -fails.code;
+    return NULL;
+}
+
+/*
+ * The user is told what was lacking.  What is another's is not released: the
+ * kernel would take it from whoever has it.
+ */
+static void test_refused_why(void)
+{
+    enum { MOVE, REGISTER, MAP };
+    static const struct {
+        unsigned call;
+        int code;
+        KsmReason why;
+        bool release;
+    } cases[] = {
+        { MOVE, -ENOMEM, KSM_REASON_NO_MEMORY, true },
+        { MOVE, -EBUSY, KSM_REASON_PINNED, true },
+        { MOVE, -EAGAIN, KSM_REASON_PINNED, true },
+        { REGISTER, -ENOMEM, KSM_REASON_VMA_LIMIT, true },
+        { REGISTER, -EFAULT, KSM_REASON_NO_MEMORY, true },
+        { REGISTER, -EBUSY, KSM_REASON_NO_MEMORY, false },
+        { REGISTER, -EINVAL, KSM_REASON_NO_MEMORY, false },
+        { REGISTER, -EPERM, KSM_REASON_NO_MEMORY, false },
+        { MAP, -ENOMEM, KSM_REASON_VMA_LIMIT, true },
+    };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        KsmStats stats;
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+            return;
+        }
+        mem_fill_run(s.m, 0, 64, 1, 1);
+        mem_fill_run(s.m, 512, 64, 1, 1);
+        memset(&fails, 0, sizeof(fails));
+        fails.s = &s;
+        fails.code = cases[i].code;
+        prim.uffd_unregister = fails_unregister;
+        if (cases[i].call == MOVE) {
+            prim.uffd_move = fails_move;
+        } else if (cases[i].call == REGISTER) {
+            prim.uffd_register = fails_register;
+            prim.uffd_move = counts_move;
+        } else {
+            prim.map = fails_map;
+        }
+        for (unsigned k = 0; k < 8 && !fails.failed; k++) {
+            util_passes(s.e, 1);
+        }
+        prim.uffd_move = prim_real.uffd_move;
+        prim.uffd_register = prim_real.uffd_register;
+        prim.uffd_unregister = prim_real.uffd_unregister;
+        prim.pagemap = prim_real.pagemap;
+        prim.read_at = prim_real.read_at;
+        prim.map = prim_real.map;
+        stats = util_stats(s.e);
+        g_assert(stats.merged == 0 && stats.isolations > 0);
+        /* what was not isolated is not put back */
+        g_assert(fails.moved == 0);
+        g_assert(stats.reasons[cases[i].why] >= 64);
+        g_assert(!fails.released == !cases[i].release);
+        g_assert((stats.pinned > 0) == (cases[i].why == KSM_REASON_PINNED));
+        mem_check(s.m);
+        ksm_rescan(s.e);
+        util_passes(s.e, 24);
+        g_assert(util_stats(s.e).pages_sharing == 64);
+        scene_end(&s);
+    }
 }
 
 static int move_invalid(int fd, void *to, void *from, size_t len,
@@ -1192,8 +1376,13 @@ int main(int argc, char **argv)
     add_sources("/scan/rest", test_rest);
     add_sources("/scan/rest-midway", test_rest_midway);
     g_test_add_func("/scan/rest/settle", test_rest_settle);
-    g_test_add_func("/scan/no-room", test_no_room);
+    g_test_add_func("/scan/no-room/known", test_no_room);
+    g_test_add_data_func("/scan/no-room/allocate", GINT_TO_POINTER(false),
+                         test_no_room_among);
+    g_test_add_data_func("/scan/no-room/fill", GINT_TO_POINTER(true),
+                         test_no_room_among);
     g_test_add_func("/scan/refused", test_refused);
+    g_test_add_func("/scan/refused-why", test_refused_why);
     g_test_add_data_func("/scan/unshare/idle", GINT_TO_POINTER(false),
                          test_unshare);
     g_test_add_data_func("/scan/unshare/busy", GINT_TO_POINTER(true),
