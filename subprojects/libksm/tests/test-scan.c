@@ -1251,28 +1251,59 @@ static void *fails_map(void *addr, size_t len, int prot, int flags, int fd,
     return NULL;
 }
 
+typedef enum Call { CALL_MOVE, CALL_REGISTER, CALL_MAP } Call;
+
+static void fails_begin(Scene *s, Call call, int code)
+{
+    memset(&fails, 0, sizeof(fails));
+    fails.s = s;
+    fails.code = code;
+    prim.uffd_unregister = fails_unregister;
+    switch (call) {
+    case CALL_MOVE:
+        prim.uffd_move = fails_move;
+        break;
+    case CALL_REGISTER:
+        prim.uffd_register = fails_register;
+        prim.uffd_move = counts_move;
+        break;
+    default:
+        prim.map = fails_map;
+        break;
+    }
+}
+
+static void fails_end(void)
+{
+    prim.uffd_move = prim_real.uffd_move;
+    prim.uffd_register = prim_real.uffd_register;
+    prim.uffd_unregister = prim_real.uffd_unregister;
+    prim.pagemap = prim_real.pagemap;
+    prim.read_at = prim_real.read_at;
+    prim.map = prim_real.map;
+}
+
 /*
  * The user is told what was lacking.  What is another's is not released: the
  * kernel would take it from whoever has it.
  */
 static void test_refused_why(void)
 {
-    enum { MOVE, REGISTER, MAP };
     static const struct {
-        unsigned call;
+        Call call;
         int code;
         KsmReason why;
         bool release;
     } cases[] = {
-        { MOVE, -ENOMEM, KSM_REASON_NO_MEMORY, true },
-        { MOVE, -EBUSY, KSM_REASON_PINNED, true },
-        { MOVE, -EAGAIN, KSM_REASON_PINNED, true },
-        { REGISTER, -ENOMEM, KSM_REASON_VMA_LIMIT, true },
-        { REGISTER, -EFAULT, KSM_REASON_NO_MEMORY, true },
-        { REGISTER, -EBUSY, KSM_REASON_NO_MEMORY, false },
-        { REGISTER, -EINVAL, KSM_REASON_NO_MEMORY, false },
-        { REGISTER, -EPERM, KSM_REASON_NO_MEMORY, false },
-        { MAP, -ENOMEM, KSM_REASON_VMA_LIMIT, true },
+        { CALL_MOVE, -ENOMEM, KSM_REASON_NO_MEMORY, true },
+        { CALL_MOVE, -EBUSY, KSM_REASON_PINNED, true },
+        { CALL_MOVE, -EAGAIN, KSM_REASON_PINNED, true },
+        { CALL_REGISTER, -ENOMEM, KSM_REASON_VMA_LIMIT, true },
+        { CALL_REGISTER, -EFAULT, KSM_REASON_NO_MEMORY, true },
+        { CALL_REGISTER, -EBUSY, KSM_REASON_NO_MEMORY, false },
+        { CALL_REGISTER, -EINVAL, KSM_REASON_NO_MEMORY, false },
+        { CALL_REGISTER, -EPERM, KSM_REASON_NO_MEMORY, false },
+        { CALL_MAP, -ENOMEM, KSM_REASON_VMA_LIMIT, true },
     };
 
     for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
@@ -1284,27 +1315,11 @@ static void test_refused_why(void)
         }
         mem_fill_run(s.m, 0, 64, 1, 1);
         mem_fill_run(s.m, 512, 64, 1, 1);
-        memset(&fails, 0, sizeof(fails));
-        fails.s = &s;
-        fails.code = cases[i].code;
-        prim.uffd_unregister = fails_unregister;
-        if (cases[i].call == MOVE) {
-            prim.uffd_move = fails_move;
-        } else if (cases[i].call == REGISTER) {
-            prim.uffd_register = fails_register;
-            prim.uffd_move = counts_move;
-        } else {
-            prim.map = fails_map;
-        }
+        fails_begin(&s, cases[i].call, cases[i].code);
         for (unsigned k = 0; k < 8 && !fails.failed; k++) {
             util_passes(s.e, 1);
         }
-        prim.uffd_move = prim_real.uffd_move;
-        prim.uffd_register = prim_real.uffd_register;
-        prim.uffd_unregister = prim_real.uffd_unregister;
-        prim.pagemap = prim_real.pagemap;
-        prim.read_at = prim_real.read_at;
-        prim.map = prim_real.map;
+        fails_end();
         stats = util_stats(s.e);
         g_assert(stats.merged == 0 && stats.isolations > 0);
         /* what was not isolated is not put back */
