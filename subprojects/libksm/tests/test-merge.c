@@ -526,6 +526,40 @@ static void test_pattern_found(void)
 }
 
 /*
+ * Where every slot has all the users it may have, a plan makes one replica more
+ * and no others: what is left is for another time.
+ */
+static void test_pattern_full(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    const unsigned users = 2, each = users * PATTERN_START;
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    e->pool.max_sharing = users;
+    m = mem_new(512, 0, MEM_SMALL);
+    mem_fill_run(m, 0, 512, 7, 0);
+    r = util_add(e, m, NULL);
+    for (unsigned i = 0; i < 8 && !r->count[PAGE_MERGED]; i++) {
+        util_passes(e, 1);
+    }
+    g_assert(r->count[PAGE_MERGED] == 2 * each);
+    g_assert(g_hash_table_size(e->pool.patterns) == 2);
+    g_assert(util_stats(e).pages_sharing == 2 * each - 2 * PATTERN_START);
+    ksm_rescan(e);
+    util_passes(e, 12);
+    g_assert(r->count[PAGE_MERGED] >= 3 * each);
+    mem_check(m);
+    region_check(r);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/*
  * Before anything was measured nothing is for free; costs that were measured
  * too high come back to what is usual.
  */
@@ -951,6 +985,7 @@ int main(int argc, char **argv)
                          test_zero);
     g_test_add_func("/run/pattern", test_pattern);
     g_test_add_func("/run/pattern-found", test_pattern_found);
+    g_test_add_func("/run/pattern-full", test_pattern_full);
     g_test_add_func("/run/split-min", test_split_min);
     g_test_add_func("/scan/inhibited", test_inhibited);
     g_test_add_func("/scan/nodes", test_nodes);

@@ -1139,6 +1139,36 @@ static void test_no_room_among(gconstpointer data)
     scene_end(&s);
 }
 
+/*
+ * What a forked child may still map is kept, up to 128 MiB or an eighth of all
+ * memory; beyond, no copies are made until it is given back.
+ */
+static void test_leaked(void)
+{
+    const size_t most = 64 * CHUNK_PAGES;
+
+    for (unsigned over = 0; over < 2; over++) {
+        KsmStats stats;
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+            return;
+        }
+        mem_fill_run(s.m, 0, 64, 1, 1);
+        mem_fill_run(s.m, 512, 64, 1, 1);
+        s.e->pool.leaked = most + over;
+        util_passes(s.e, 6);
+        stats = util_stats(s.e);
+        g_assert(stats.pages_sharing == (over ? 0 : 64));
+        g_assert((stats.reasons[KSM_REASON_NO_MEMORY] > 0) == over);
+        s.e->pool.leaked = 0;
+        ksm_rescan(s.e);
+        util_passes(s.e, 12);
+        g_assert(util_stats(s.e).pages_sharing == 64);
+        scene_end(&s);
+    }
+}
+
 static unsigned faults;     /* write faults asked for in the region */
 static Scene *faulted;
 
@@ -1335,6 +1365,62 @@ static void test_refused_why(void)
     }
 }
 
+#define TRIED_GONE      10u     /* moved, and not counted: once */
+static const unsigned tried_page[] = { 11, 12, 20, 21, 40 };
+static unsigned tried[64];
+
+static int move_tried(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    size_t page = ((char *)from - fails.s->m->addr) / PAGE, n;
+
+    *done = 0;
+    if (!is_region(from) || page >= G_N_ELEMENTS(tried)) {
+        return prim_real.uffd_move(fd, to, from, len, done);
+    }
+    tried[page]++;
+    if (page == TRIED_GONE) {
+        return -EEXIST;
+    }
+    n = page < TRIED_GONE ? MIN(len, (TRIED_GONE - page) * PAGE) : len;
+    for (unsigned i = 0; i < G_N_ELEMENTS(tried_page); i++) {
+        if (page == tried_page[i]) {
+            return -EAGAIN;
+        } else if (page < tried_page[i]) {
+            n = MIN(n, (tried_page[i] - page) * PAGE);
+        }
+    }
+    prim_real.uffd_move(fd, to, from, n, done);
+    return n < len ? -EAGAIN : 0;
+}
+
+/* Each page that is busy for a moment is tried as often, whatever was before. */
+static void test_tries(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 64, 1, 1);
+    mem_fill_run(s.m, 512, 64, 1, 1);
+    fails.s = &s;
+    memset(tried, 0, sizeof(tried));
+    prim.uffd_move = move_tried;
+    for (unsigned i = 0; i < 8 && !tried[0]; i++) {
+        util_passes(s.e, 1);
+    }
+    prim.uffd_move = prim_real.uffd_move;
+    g_assert(tried[0] == 1 && tried[TRIED_GONE] == 1);
+    for (unsigned i = 0; i < G_N_ELEMENTS(tried_page); i++) {
+        g_assert(tried[tried_page[i]] == 8);
+        g_assert(page_state(s.r, tried_page[i]) == PAGE_PINNED);
+    }
+    g_assert(s.r->count[PAGE_PINNED] == G_N_ELEMENTS(tried_page));
+    g_assert(util_stats(s.e).pinned == 1);
+    mem_check(s.m);
+    scene_end(&s);
+}
+
 static int move_invalid(int fd, void *to, void *from, size_t len,
                         size_t *done)
 {
@@ -1396,7 +1482,9 @@ int main(int argc, char **argv)
                          test_no_room_among);
     g_test_add_data_func("/scan/no-room/fill", GINT_TO_POINTER(true),
                          test_no_room_among);
+    g_test_add_func("/scan/leaked", test_leaked);
     g_test_add_func("/scan/refused", test_refused);
+    g_test_add_func("/scan/tries", test_tries);
     g_test_add_func("/scan/refused-why", test_refused_why);
     g_test_add_data_func("/scan/unshare/idle", GINT_TO_POINTER(false),
                          test_unshare);

@@ -35,6 +35,7 @@ static struct {
     void (*at_back)(void);  /* before the first page goes back */
     unsigned copied;        /* pages put back so */
     unsigned moves_out, moves_back;     /* calls */
+    uint64_t paused_us;     /* as long as who needs the pages waits */
     size_t stubborn;        /* this page is not moved back ... */
     unsigned refuse;        /* ... so many times */
     unsigned busy_for;      /* of these the device is busy */
@@ -199,6 +200,7 @@ static int h_wake(const UffdRange *range)
 
 static void h_pause(unsigned us)
 {
+    h.paused_us += us;
 }
 
 /* How much is isolated at once depends on what it costs: not on the machine. */
@@ -418,6 +420,7 @@ typedef struct Poison {
     bool busy;      /* everything goes back */
     bool late;      /* it fails when putting back begins */
     bool no_marker; /* and UFFDIO_POISON does not work */
+    bool unmovable; /* only copying tells that it has failed */
 } Poison;
 
 static int h_no_poison(int fd, void *addr, size_t len)
@@ -439,12 +442,17 @@ static void test_poison(gconstpointer data)
     h.once = how->late ? fails_when_back : fails_at_once;
     s.b->busy = how->busy;
     prim.uffd_poison = how->no_marker ? h_no_poison : prim_real.uffd_poison;
+    h.refuse = how->unmovable ? G_MAXUINT : 0;
     expect_warning("memory they were in failed");
     for (unsigned i = 0; i < 9 && !util_stats(s.e).poisoned; i++) {
         util_passes(s.e, 1);
     }
     g_assert(warnings == 1);
     g_assert(util_stats(s.e).poisoned == 1);
+    /* given up at once where it is sure, and else after 100 ms */
+    g_assert(how->unmovable ? h.paused_us > 90000 && h.paused_us < 200000
+                            : h.paused_us < 10000);
+    h.refuse = 0;
     /* nothing is known of it, least of all what it is equal to */
     g_assert(page_state(s.rb, how->page) == PAGE_SWAPPED);
     /* never zeroes */
@@ -823,6 +831,8 @@ static const Poison poisons[] = {
     { .page = 45, .busy = true },
     { .page = 45, .busy = true, .late = true },
     { .page = 45, .no_marker = true },
+    { .page = 45, .unmovable = true },
+    { .page = 45, .unmovable = true, .late = true },
 };
 
 int main(int argc, char **argv)
