@@ -112,6 +112,8 @@ static int late_move(int fd, void *to, void *from, size_t len, size_t *done)
 static void verify_late(KsmDirtySource dirty, bool first, unsigned step)
 {
     uint64_t failed;
+    KsmRegion *rc;
+    Mem *c;
     Pair p;
 
     if (!pair_start(&p, KSM_SCOPE_VM, dirty, NULL, MEM_SMALL)) {
@@ -135,6 +137,15 @@ static void verify_late(KsmDirtySource dirty, bool first, unsigned step)
     failed = util_stats(p.e).verify_failed;
     util_passes(p.e, 8);
     g_assert(util_stats(p.e).verify_failed == failed);
+    /* nor are those it was compared with hidden from who is equal to them */
+    c = mem_new(1024, 0, MEM_SMALL);
+    mem_fill_run(c, 0, 1024, 1, 1);
+    rc = util_add(p.e, c, NULL);
+    util_passes(p.e, 8);
+    g_assert(rc->count[PAGE_MERGED] == 1024);
+    mem_check(c);
+    util_remove(rc);
+    mem_free(c);
     pair_end(&p);
 }
 

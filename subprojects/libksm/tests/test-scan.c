@@ -371,6 +371,105 @@ static void test_periods(void)
     }
 }
 
+/*
+ * Free slots lie about, a few at a time.  What is copied as one run goes where
+ * it stays one, for each costs a mapping.
+ */
+static void test_runs_whole(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).merged_runs == 2);
+    for (unsigned i = 0; i < 1024; i += 32) {
+        mem_fill_run(s.m, i, 16, 40000 + i, 1);
+    }
+    util_passes(s.e, 2 * CHECK_PASSES);
+    g_assert(util_stats(s.e).pages_shared == 256);
+    g_assert(util_stats(s.e).merged_runs == 2);
+    mem_fill_run(s.m, 1024, 512, 7000, 1);
+    mem_fill_run(s.m, 1536, 512, 7000, 1);
+    util_passes(s.e, 8);
+    g_assert(util_stats(s.e).pages_shared == 256 + 512);
+    g_assert(util_stats(s.e).merged_runs <= 2 + 2);
+    scene_end(&s);
+}
+
+static Scene *mapped;
+static unsigned maps, prefaults;
+
+static void *count_maps(void *addr, size_t len, int prot, int flags, int fd,
+                        off_t offset)
+{
+    maps += fd == mapped->e->pool.map_fd;
+    return prim_real.map(addr, len, prot, flags, fd, offset);
+}
+
+/* For whoever else has page tables: what is told is mapped, and readable. */
+static void count_prefaults(void *opaque, void *addr, size_t len)
+{
+    const Mem *m = opaque;
+    size_t page = ((char *)addr - m->addr) / PAGE, n = len / PAGE;
+
+    prefaults += n;
+    g_assert(page % 512 % 40 == 0 && n == 24);
+    g_assert(mem_present(m, page, 1) == 1);
+    g_assert(mem_anonymous(m, page, n) == 0);
+}
+
+/* A run is mapped by one call, and told of by one, whatever its length. */
+static void test_runs_calls(void)
+{
+    const KsmRegionOps ops = { .prefault = count_prefaults };
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    util_remove(s.r);
+    s.r = util_add(s.e, s.m, &ops);
+    for (unsigned i = 0; i < 480; i += 40) {
+        mem_fill_run(s.m, i, 24, 1 + i, 1);
+        mem_fill_run(s.m, 512 + i, 24, 1 + i, 1);
+        mem_fill_run(s.m, i + 24, 16, 50000 + i, 1);
+        mem_fill_run(s.m, 512 + i + 24, 16, 60000 + i, 1);
+    }
+    mapped = &s;
+    maps = prefaults = 0;
+    prim.map = count_maps;
+    util_passes(s.e, 6);
+    prim.map = prim_real.map;
+    g_assert(util_stats(s.e).pages_sharing == 12 * 24);
+    g_assert(maps == 2 * 12 && prefaults == 2 * 12 * 24);
+    scene_end(&s);
+}
+
+/* What a page costs is measured where many are isolated at once. */
+static void test_measured(void)
+{
+    for (unsigned n = 2 * SPAN_MIN - 1; n <= 2 * SPAN_MIN; n++) {
+        uint64_t move;
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+            return;
+        }
+        move = s.e->merge.move_ns;
+        mem_fill_run(s.m, 0, n, 1, 1);
+        mem_fill_run(s.m, 512, n, 1, 1);
+        util_passes(s.e, 6);
+        g_assert(util_stats(s.e).isolations == 2);
+        g_assert((s.e->merge.page_ns > 0) == (n >= 2 * SPAN_MIN));
+        g_assert((s.e->merge.move_ns != move) == (n >= 2 * SPAN_MIN));
+        scene_end(&s);
+    }
+}
+
 /* --- resting --- */
 
 typedef enum Rest { REST_INHIBITED, REST_OFF } Rest;
@@ -1001,6 +1100,44 @@ static void test_broken_run(void)
     g_assert(s.r->count[PAGE_BROKEN] == 10);
     g_assert(util_stats(s.e).zero_pages == 8);
     g_assert(util_stats(s.e).pages_sharing == 1024 - 28);
+    /* those 10 are tracked again as any others: a write is noticed */
+    mem_fill_run(s.m, 532, 10, 533, 1);
+    g_assert(passes_until(&s, 1024 - 28 + 8 + 10));
+    scene_end(&s);
+}
+
+/* Time goes where it belongs: looking is scanning, restoring is merging. */
+static void test_broken_time(void)
+{
+    uint64_t scan, merge;
+    Scene s;
+
+    if (!scene_quiet(&s, 64, 16)) {
+        return;
+    }
+    memset(s.e->kinds, PM_PRESENT, sizeof(s.e->kinds));
+    s.e->scan.pass = 4 * CHECK_PASSES;
+    s.r->chunk[0].calm = 2;
+    s.r->chunk[0].restored = 2;
+    scan = s.e->total.scan_time;
+    merge = s.e->total.merge_time;
+    broken_look(s.e, s.r, 0);
+    g_assert(s.e->total.scan_time > scan);
+    g_assert(s.e->total.merge_time == merge);
+    /* it is time for restoring, were the device not at it */
+    scan = s.e->total.scan_time;
+    broken_look(s.e, s.r, 0);
+    g_assert(s.e->total.scan_time > scan);
+    g_assert(s.e->total.merge_time > merge);
+    g_assert(s.r->chunk[0].restored == 2 && s.r->chunk[0].calm == 4);
+    /* and nothing at all in other passes */
+    scan = s.e->total.scan_time;
+    merge = s.e->total.merge_time;
+    s.e->scan.pass++;
+    broken_look(s.e, s.r, 0);
+    g_assert(s.e->total.scan_time == scan && s.e->total.merge_time == merge);
+    g_assert(s.r->chunk[0].calm == 4);
+    s.m->busy = false;
     scene_end(&s);
 }
 
@@ -1461,6 +1598,9 @@ int main(int argc, char **argv)
     add_sources("/scan/visit/populated", test_populated);
     g_test_add_func("/scan/visit/queue-full", test_queue_full);
     g_test_add_func("/scan/runs/periods", test_periods);
+    g_test_add_func("/scan/runs/whole", test_runs_whole);
+    g_test_add_func("/scan/runs/calls", test_runs_calls);
+    g_test_add_func("/scan/runs/measured", test_measured);
     add_sources("/scan/broken/equal", test_broken_equal);
     add_sources("/scan/broken/among", test_broken_among);
     add_sources("/scan/broken/zeroes", test_broken_zeroes);
@@ -1474,6 +1614,7 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/broken/pays", test_broken_pays);
     g_test_add_func("/scan/broken/run", test_broken_run);
     g_test_add_func("/scan/broken/backoff", test_broken_backoff);
+    g_test_add_func("/scan/broken/time", test_broken_time);
     add_sources("/scan/rest", test_rest);
     add_sources("/scan/rest-midway", test_rest_midway);
     g_test_add_func("/scan/rest/settle", test_rest_settle);

@@ -101,6 +101,7 @@ static int move_back(int fd, void *to, void *from, size_t len, size_t *done)
     static const int codes[] = { -EAGAIN, -EBUSY, -ENOMEM };
 
     *done = 0;
+    g_assert(len && len % PAGE == 0);
     h.moves_back++;
     back_begins();
     if (is_refused(to, len)) {
@@ -157,6 +158,7 @@ static int h_copy(int fd, void *to, const void *from, size_t len, size_t *done)
     int ret;
 
     *done = 0;
+    g_assert(len && len % PAGE == 0);
     if (in_mem(to) && in_stage(from)) {
         /* nothing is copied that is not there, if that can be known */
         g_assert(!tables_speak() || is_there(from));
