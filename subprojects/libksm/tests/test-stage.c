@@ -281,9 +281,19 @@ static void split_mappings(Mem *m)
     }
 }
 
+/* What was staged is somewhere else by now. */
+static void check_empty(const KsmEngine *e)
+{
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        g_assert(!is_there(e->merge.small + i * PAGE));
+        g_assert(!is_there(e->merge.huge + i * PAGE));
+    }
+}
+
 static void scene_end(Scene *s)
 {
     prim = prim_real;
+    check_empty(s->e);
     region_check(s->ra);
     region_check(s->rb);
     mem_check(s->a);
