@@ -69,6 +69,7 @@ static void test_merge(gconstpointer data)
     s = util_stats(p.e);
     g_assert(s.dirty == dirty);
     g_assert(s.pages_shared == 1024 && s.pages_sharing == 1024);
+    g_assert(s.merged == 2048);
     g_assert(s.merged_runs <= 4);
     g_assert(mem_anonymous(p.a, 0, 1024) == 0);
     /* mapped again, for whoever touches it next */
@@ -89,6 +90,7 @@ static void test_merge(gconstpointer data)
 
 /* Whose pages are written when all is decided, just before they are taken. */
 static Mem *late;
+static unsigned late_step;      /* each of them, or every so many */
 
 static int late_move(int fd, void *to, void *from, size_t len, size_t *done)
 {
@@ -99,7 +101,7 @@ static int late_move(int fd, void *to, void *from, size_t len, size_t *done)
         size_t page = ((char *)from - m->addr) / PAGE_BYTES;
 
         late = NULL;
-        for (size_t i = 0; i < len / PAGE_BYTES; i += 5) {
+        for (size_t i = 0; i < len / PAGE_BYTES; i += late_step) {
             mem_write(m, page + i, i, 0x5a);
         }
     }
@@ -110,8 +112,11 @@ static int late_move(int fd, void *to, void *from, size_t len, size_t *done)
  * A hash decides nothing: what has changed since is kept as it is, whether it
  * was to map a slot (@first: of the area that is copied last) or to fill it.
  */
-static void verify_late(KsmDirtySource dirty, bool first)
+static void verify_late(KsmDirtySource dirty, bool first, unsigned step)
 {
+    uint64_t failed;
+    KsmRegion *rc;
+    Mem *c;
     Pair p;
 
     if (!pair_start(&p, KSM_SCOPE_VM, dirty, NULL, MEM_SMALL)) {
@@ -121,6 +126,7 @@ static void verify_late(KsmDirtySource dirty, bool first)
         mem_fill(p.b, i, 0);
     }
     late = first ? p.a : p.b;
+    late_step = step;
     prim.uffd_move = late_move;
     util_passes(p.e, 4);
     prim.uffd_move = prim_real.uffd_move;
@@ -129,14 +135,29 @@ static void verify_late(KsmDirtySource dirty, bool first)
     mem_check(p.b);
     g_assert(util_stats(p.e).verify_failed > 0);
     util_passes(p.e, 8);
-    g_assert(util_stats(p.e).pages_sharing > 1024 - 100 - 512 / 5);
+    g_assert(util_stats(p.e).pages_sharing >= 1024 - 100 - 512 / step - 1);
+    /* a slot that is not what its hash says is not taken for it again */
+    failed = util_stats(p.e).verify_failed;
+    util_passes(p.e, 8);
+    g_assert(util_stats(p.e).verify_failed == failed);
+    /* nor are those it was compared with hidden from who is equal to them */
+    c = mem_new(1024, 0, MEM_SMALL);
+    mem_fill_run(c, 0, 1024, 1, 1);
+    rc = util_add(p.e, c, NULL);
+    util_passes(p.e, 8);
+    g_assert(rc->count[PAGE_MERGED] == 1024);
+    mem_check(c);
+    util_remove(rc);
+    mem_free(c);
     pair_end(&p);
 }
 
 static void test_verify(gconstpointer data)
 {
-    verify_late(GPOINTER_TO_INT(data), false);
-    verify_late(GPOINTER_TO_INT(data), true);
+    for (unsigned step = 1; step <= 5; step += 4) {
+        verify_late(GPOINTER_TO_INT(data), false, step);
+        verify_late(GPOINTER_TO_INT(data), true, step);
+    }
 }
 
 /* Somebody reads the staging areas, who should not: once in so many moves. */
@@ -329,8 +350,8 @@ static void test_zero(gconstpointer data)
 {
     KsmScope scope = GPOINTER_TO_INT(data);
     KsmEngine *e = util_engine(scope, KSM_DIRTY_PAGEMAP);
+    KsmStats s, own;
     KsmRegion *r;
-    KsmStats s;
     Mem *m;
 
     if (!e) {
@@ -343,6 +364,9 @@ static void test_zero(gconstpointer data)
     util_passes(e, 4);
     s = util_stats(e);
     g_assert(s.zero_pages == 400);
+    g_assert(s.merged == 400 + s.pages_shared + s.pages_sharing);
+    ksm_region_get_stats(r, &own);
+    g_assert(own.merged == s.merged);
     g_assert(mem_present(m, 0, 500) == 0);
     g_assert(scope == KSM_SCOPE_VM ? s.pages_sharing > 0
                                    : s.pages_sharing == 0);
@@ -377,6 +401,211 @@ static void test_pattern(void)
     util_remove(r);
     ksm_engine_free(e);
     mem_free(m);
+}
+
+/* Who discards pages just before they are taken, behind the engine's back. */
+static Mem *emptied;
+static unsigned n_emptied;
+
+static int empty_and_move(int fd, void *to, void *from, size_t len,
+                          size_t *done)
+{
+    Mem *m = emptied;
+    size_t page = ((char *)from - m->addr) / PAGE_BYTES;
+
+    for (size_t i = 0; (char *)from >= m->addr && page + i < m->pages &&
+                       i < len / PAGE_BYTES; i += 8) {
+        g_assert(madvise(m->addr + (page + i) * PAGE, PAGE,
+                         MADV_DONTNEED) == 0);
+        mem_gone(m, page + i, 1);
+        n_emptied++;
+    }
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+/* What turns out to be a hole is one in the books, too, and stays one. */
+static void test_hole(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    emptied = p.a;
+    n_emptied = 0;
+    prim.uffd_move = empty_and_move;
+    for (unsigned i = 0; i < 4 && !n_emptied; i++) {
+        util_passes(p.e, 1);
+    }
+    prim.uffd_move = prim_real.uffd_move;
+    g_assert(n_emptied > 0);
+    g_assert(p.ra->count[PAGE_HOLE] == n_emptied);
+    g_assert(p.ra->count[PAGE_HOLE] + p.ra->count[PAGE_MERGED] == 1024);
+    g_assert(mem_present(p.a, 0, 1024) == 1024 - n_emptied);
+    util_passes(p.e, 6);
+    g_assert(p.ra->count[PAGE_HOLE] == n_emptied);
+    pair_end(&p);
+}
+
+/* Zeroes that were given back count as such whatever is merged around them. */
+static void test_given_among(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    for (unsigned i = 0; i < 1024; i += 8) {
+        mem_fill_run(p.a, i, 4, 0, 0);
+        mem_fill_run(p.a, i + 4, 4, 70000 + i, 1);
+    }
+    util_passes(p.e, 6);
+    g_assert(util_stats(p.e).zero_pages == 512);
+    for (unsigned i = 0; i < 1024; i += 8) {
+        mem_fill_run(p.a, i + 4, 4, 1 + i + 4, 1);
+    }
+    util_passes(p.e, 8);
+    g_assert(util_stats(p.e).pages_sharing == 512);
+    g_assert(util_stats(p.e).zero_pages == 512);
+    g_assert(mem_present(p.a, 0, 1024) == 512);
+    pair_end(&p);
+}
+
+/*
+ * What was isolated with pages that were merged, and put back, is tracked as
+ * before, wherever it is between them: a write to it is noticed.
+ */
+static void test_tracked(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    for (unsigned i = 0; i < 1024; i += 16) {
+        mem_fill_run(p.b, i + 12, 4, 50000 + i, 1);
+    }
+    util_passes(p.e, 6);
+    g_assert(util_stats(p.e).pages_sharing == 1024 - 256);
+    mem_fill_run(p.b, 0, 1024, 1, 1);
+    util_passes(p.e, 12);
+    g_assert(mem_anonymous(p.b, 0, 1024) < 1024);
+    for (unsigned i = 0; i < 1024; i += 16) {
+        g_assert(mem_anonymous(p.b, i + 12, 4) == 0);
+    }
+    pair_end(&p);
+}
+
+/*
+ * A pattern made when the index knows nothing of its content, for whoever
+ * stood there was part of a plan that came to nothing: others find it.
+ */
+static void test_pattern_found(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    KsmRegion *r[2];
+    Mem *m[2];
+
+    if (!e) {
+        return;
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        m[i] = mem_new(512, 0, MEM_SMALL);
+    }
+    mem_fill_run(m[0], 0, 512, 7, 0);
+    r[0] = util_add(e, m[0], NULL);
+    ksm_engine_set_vma_reserve(e, SIZE_MAX);
+    util_passes(e, 4);
+    g_assert(r[0]->count[PAGE_EQUAL] == 512);
+    g_assert(index_lookup(&e->index, r[0]->tag[0]) == PLACE_NONE);
+    ksm_engine_set_vma_reserve(e, 0);
+    ksm_rescan(e);
+    util_passes(e, 12);
+    g_assert(r[0]->count[PAGE_MERGED] == 512);
+    /* one page at a time, each of which has to be looked up */
+    mem_fill_run(m[1], 0, 512, 1000, 1);
+    for (unsigned i = 0; i < 512; i += 2) {
+        mem_fill(m[1], i, 7);
+    }
+    r[1] = util_add(e, m[1], NULL);
+    util_passes(e, 6);
+    g_assert(r[1]->count[PAGE_MERGED] == 256);
+    for (unsigned i = 0; i < 2; i++) {
+        mem_check(m[i]);
+        region_check(r[i]);
+        util_remove(r[i]);
+        mem_free(m[i]);
+    }
+    ksm_engine_free(e);
+}
+
+/*
+ * Where every slot has all the users it may have, a plan makes one replica more
+ * and no others: what is left is for another time.
+ */
+static void test_pattern_full(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    const unsigned users = 2, each = users * PATTERN_START;
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    e->pool.max_sharing = users;
+    m = mem_new(512, 0, MEM_SMALL);
+    mem_fill_run(m, 0, 512, 7, 0);
+    r = util_add(e, m, NULL);
+    for (unsigned i = 0; i < 8 && !r->count[PAGE_MERGED]; i++) {
+        util_passes(e, 1);
+    }
+    g_assert(r->count[PAGE_MERGED] == 2 * each);
+    g_assert(g_hash_table_size(e->pool.patterns) == 2);
+    g_assert(util_stats(e).pages_sharing == 2 * each - 2 * PATTERN_START);
+    ksm_rescan(e);
+    util_passes(e, 12);
+    g_assert(r->count[PAGE_MERGED] >= 3 * each);
+    mem_check(m);
+    region_check(r);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/*
+ * Before anything was measured nothing is for free; costs that were measured
+ * too high come back to what is usual.
+ */
+static void test_doubt(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    uint64_t *cost[4], first[4];
+
+    if (!e) {
+        return;
+    }
+    cost[0] = &e->merge.isolate_ns;
+    cost[1] = &e->merge.map_ns;
+    cost[2] = &e->merge.copy_ns;
+    cost[3] = &e->merge.back_ns;
+    g_assert(e->merge.move_ns > 0);
+    for (unsigned i = 0; i < G_N_ELEMENTS(cost); i++) {
+        first[i] = *cost[i];
+        g_assert(first[i] > 0);
+        *cost[i] *= 1001;
+    }
+    merge_doubt_costs(e);
+    for (unsigned i = 0; i < G_N_ELEMENTS(cost); i++) {
+        g_assert(*cost[i] < 950 * first[i] && *cost[i] > 900 * first[i]);
+    }
+    for (unsigned i = 0; i < 500; i++) {
+        merge_doubt_costs(e);
+    }
+    for (unsigned i = 0; i < G_N_ELEMENTS(cost); i++) {
+        g_assert(*cost[i] == first[i]);
+    }
+    ksm_engine_free(e);
 }
 
 /* The busy op: everything goes back, and later it is merged. */
@@ -1556,6 +1785,10 @@ int main(int argc, char **argv)
                          GINT_TO_POINTER(MEM_HUGE), test_stage_read);
     g_test_add_func("/merge/pinned-fill", test_pinned_fill);
     g_test_add_func("/merge/huge", test_huge);
+    g_test_add_func("/merge/tracked", test_tracked);
+    g_test_add_func("/merge/hole", test_hole);
+    g_test_add_func("/merge/given-among", test_given_among);
+    g_test_add_func("/merge/doubt", test_doubt);
     g_test_add_func("/merge/busy", test_busy);
     g_test_add_func("/merge/unmerge", test_unmerge);
     g_test_add_func("/merge/wp-kept", test_wp_kept);
@@ -1564,6 +1797,8 @@ int main(int argc, char **argv)
     g_test_add_data_func("/run/zero-only", GINT_TO_POINTER(KSM_SCOPE_ZERO),
                          test_zero);
     g_test_add_func("/run/pattern", test_pattern);
+    g_test_add_func("/run/pattern-found", test_pattern_found);
+    g_test_add_func("/run/pattern-full", test_pattern_full);
     g_test_add_func("/run/split-min", test_split_min);
     g_test_add_func("/scan/inhibited", test_inhibited);
     g_test_add_func("/scan/nodes", test_nodes);

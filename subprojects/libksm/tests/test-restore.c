@@ -27,6 +27,11 @@ static struct {
     unsigned remaps, pauses;
     unsigned busy_pauses;       /* after so many pauses it is no longer busy */
     bool step;                  /* merging goes on in the pauses */
+    void *copy;                 /* what was to be moved over merged memory */
+    unsigned remaps_fail;       /* so many of them do */
+    bool gap;                   /* ... when what was there is gone already */
+    uint64_t turn;              /* of the lock, at the last remap */
+    unsigned same_turn;         /* chunks done without giving it up between */
 } h;
 
 static bool lock_is_free(KsmEngine *e)
@@ -49,6 +54,14 @@ static int h_protect(const UffdRange *range, bool on)
 static int h_remap(void *from, size_t len, void *to)
 {
     h.remaps++;
+    h.copy = from;
+    h.same_turn += h.e->lock.next == h.turn;
+    h.turn = h.e->lock.next;
+    if (h.remaps_fail) {
+        h.remaps_fail--;
+        g_assert(!h.gap || munmap(to, len) == 0);
+        return -ENOMEM;
+    }
     return prim_real.remap(from, len, to);
 }
 
@@ -233,9 +246,11 @@ static void test_unmerge_turns(void)
     turns = s.e->lock.next;
     g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
     g_assert(s.e->lock.next - turns >= PAGES * PAGE / CHUNK);
+    g_assert(h.remaps == PAGES * PAGE / CHUNK && h.same_turn == 0);
     turns = s.e->lock.next;
     g_assert(ksm_region_remove(s.rb, KSM_REMOVE_UNMERGE) == 0);
     g_assert(s.e->lock.next - turns >= PAGES * PAGE / CHUNK);
+    g_assert(h.remaps == 2 * PAGES * PAGE / CHUNK && h.same_turn == 0);
     s.rb = util_add(s.e, s.b, &mem_ops);
     scene_end(&s);
 }
@@ -409,6 +424,109 @@ static void test_mappings(void)
     scene_end(&s);
 }
 
+static bool is_mapped(void *page)
+{
+    unsigned char resident;
+
+    return mincore(page, PAGE, &resident) == 0;
+}
+
+/* Pauses with the lock, as who waits for the kernel does. */
+static void pause_not(unsigned us)
+{
+}
+
+/*
+ * The kernel does not move the copy to where it belongs: then all is as it was,
+ * writers go on, and nothing is left of the copy.
+ */
+static void test_remap_fails(gconstpointer data)
+{
+    const bool zeroes = GPOINTER_TO_INT(data);
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    if (zeroes) {
+        mem_fill_run(s.a, 0, 512, 0, 0);
+    }
+    prim.pause = pause_not;
+    h.remaps_fail = G_MAXUINT;
+    g_assert(ksm_unmerge(s.ra, 0, 512 * PAGE) == -ENOMEM);
+    g_assert(h.remaps > 1 && !is_mapped(h.copy));
+    g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == PAGES);
+    mem_check(s.a);
+    mem_fill_run(s.a, 0, 512, 4000, 1);
+    h.remaps_fail = 0;
+    g_assert(ksm_unmerge(s.ra, 0, 512 * PAGE) == 0);
+    g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == 512);
+    scene_end(&s);
+}
+
+/* It fails halfway: nothing is mapped there, and the copy is all there is. */
+static void test_remap_gap(void)
+{
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    prim.pause = pause_not;
+    h.gap = true;
+    h.remaps_fail = 20;
+    g_assert(ksm_unmerge(s.ra, 0, 512 * PAGE) == 0);
+    g_assert(h.remaps == 21);
+    g_assert(mem_anonymous(s.a, 0, 512) == 512);
+    h.gap = false;
+    scene_end(&s);
+}
+
+static uint64_t clock_stands(void)
+{
+    return UINT64_C(1000000000000);
+}
+
+#define ROOM_LEFT   256u    /* mappings that restoring around a device spares */
+
+/*
+ * Each page that is restored between two that stay takes two mappings: as many
+ * are restored as there are mappings for, and no more.
+ */
+static void test_mappings_few(void)
+{
+    static const struct {
+        size_t left, restored;
+    } cases[] = {
+        { ROOM_LEFT - 1, 0 }, { ROOM_LEFT, 1 }, { ROOM_LEFT + 1, 1 },
+        { ROOM_LEFT + 2, 2 }, { ROOM_LEFT + 60, 31 },
+    };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        Scene s;
+
+        if (!scene_start(&s)) {
+            return;
+        }
+        for (unsigned k = 0; k < 512; k += 2) {
+            mem_write(s.a, k, 7, 7);
+        }
+        s.a->busy = true;
+        prim.now_ns = clock_stands;
+        /* as if just counted */
+        s.e->vmas = (KsmVmas) {
+            .max = 10000, .limit = 10000, .used = 10000 - cases[i].left,
+            .counted = clock_stands(),
+        };
+        g_assert(ksm_unmerge(s.ra, 0, 512 * PAGE) == -ENOMEM);
+        g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] ==
+                 PAGES - cases[i].restored);
+        g_assert(s.e->vmas.since == 2 * cases[i].restored);
+        mem_check(s.a);
+        scene_end(&s);
+    }
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -429,5 +547,11 @@ int main(int argc, char **argv)
     g_test_add_func("/restore/registered/refused", test_registered_refused);
     g_test_add_func("/restore/foreign", test_foreign);
     g_test_add_func("/restore/mappings", test_mappings);
+    g_test_add_func("/restore/mappings-few", test_mappings_few);
+    g_test_add_data_func("/restore/remap-fails/data", GINT_TO_POINTER(false),
+                         test_remap_fails);
+    g_test_add_data_func("/restore/remap-fails/zeroes", GINT_TO_POINTER(true),
+                         test_remap_fails);
+    g_test_add_func("/restore/remap-gap", test_remap_gap);
     return g_test_run();
 }

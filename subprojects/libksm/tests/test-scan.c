@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "broken.h"
 #include "engine.h"
 #include "prim.h"
 #include "scan.h"
@@ -146,6 +147,115 @@ static void test_vma_few(void)
     }
 }
 
+static uint64_t clock_ns;
+
+static uint64_t clock_set(void)
+{
+    return clock_ns;
+}
+
+#define SECOND  UINT64_C(1000000000)
+
+/*
+ * Mappings are counted again when the count may be far from the truth, and no
+ * more often: half of @left may be gone after half a second, or a few in ten.
+ */
+static void test_vma_recount(void)
+{
+    static const struct {
+        size_t used, since;
+        uint64_t age;
+        bool counted;
+    } cases[] = {
+        { 0, 0, 100 * SECOND, false },
+        { 0, 1, 10 * SECOND, false },
+        { 0, 1, 10 * SECOND + 1, true },
+        { 500, 0, 100 * SECOND, false },
+        { 501, 0, 10 * SECOND, false },
+        { 501, 0, 10 * SECOND + 1, true },
+        { 200, 200, SECOND, false },
+        { 200, 201, SECOND, true },
+        { 200, 201, SECOND / 2, false },
+        { 200, 201, SECOND / 2 + 1, true },
+        { 1001, 1, SECOND, true },
+    };
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    prim.now_ns = clock_set;
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        KsmVmas *v = &s.e->vmas;
+
+        for (unsigned k = 0; k < 2; k++) {
+            clock_ns = 100 * SECOND;
+            *v = (KsmVmas) {
+                .max = 1000, .limit = 1000, .used = cases[i].used,
+                .since = cases[i].since, .counted = clock_ns,
+            };
+            clock_ns += cases[i].age;
+            if (k) {
+                run_vmas_free(s.e);
+            } else {
+                run_vmas_left(s.e);
+            }
+            if (cases[i].counted) {
+                g_assert(v->counted == clock_ns && v->since == 0);
+                g_assert(v->max == mappings_allowed());
+            } else {
+                g_assert(v->counted == 100 * SECOND && v->max == 1000);
+                g_assert(v->since == cases[i].since);
+            }
+        }
+    }
+    prim.now_ns = prim_real.now_ns;
+    scene_end(&s);
+}
+
+static int maps_fd;
+
+static ssize_t maps_silent(int fd, void *buf, size_t len, off_t offset)
+{
+    return fd == maps_fd ? -EIO : prim_real.read_at(fd, buf, len, offset);
+}
+
+/* What is left: of what there was when counted, less what was made since. */
+static void test_vma_left(void)
+{
+    size_t max = mappings_allowed(), used;
+    KsmVmas *v;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    v = &s.e->vmas;
+    run_vmas_full(s.e);
+    used = max / 100 * 75 - run_vmas_left(s.e);
+    /* the allocator may map something, and the share is rounded */
+    g_assert(used + 100 > util_mappings() && used < util_mappings() + 100);
+    g_assert(v->max == max && v->used <= util_mappings() + 2);
+    g_assert(v->used + 2 >= util_mappings());
+    g_assert(run_vmas_free(s.e) == max - v->used);
+    v->since = 10;
+    g_assert(run_vmas_left(s.e) == v->limit - v->used - 10);
+    g_assert(run_vmas_free(s.e) == max - v->used - 10);
+    /* not to be counted now: then it is what it was, and what was made */
+    used = v->used + 10;
+    maps_fd = s.e->maps;
+    prim.read_at = maps_silent;
+    run_vmas_full(s.e);
+    g_assert(run_vmas_free(s.e) == max - used);
+    g_assert(v->since == 0);
+    prim.read_at = prim_real.read_at;
+    /* more than there may be: none is left, not very many */
+    v->used = max + 1;
+    v->counted = prim.now_ns();
+    g_assert(run_vmas_left(s.e) == 0 && run_vmas_free(s.e) == 0);
+    scene_end(&s);
+}
+
 /* --- which chunks are visited --- */
 
 /*
@@ -257,6 +367,105 @@ static void test_periods(void)
         /* but a few that are alone in their chunk */
         g_assert(stats.pages_sharing + stats.pages_shared >= PAGES - 16);
         g_assert(stats.merged_runs <= PAGES / period[k] + 16);
+        scene_end(&s);
+    }
+}
+
+/*
+ * Free slots lie about, a few at a time.  What is copied as one run goes where
+ * it stays one, for each costs a mapping.
+ */
+static void test_runs_whole(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).merged_runs == 2);
+    for (unsigned i = 0; i < 1024; i += 32) {
+        mem_fill_run(s.m, i, 16, 40000 + i, 1);
+    }
+    util_passes(s.e, 2 * CHECK_PASSES);
+    g_assert(util_stats(s.e).pages_shared == 256);
+    g_assert(util_stats(s.e).merged_runs == 2);
+    mem_fill_run(s.m, 1024, 512, 7000, 1);
+    mem_fill_run(s.m, 1536, 512, 7000, 1);
+    util_passes(s.e, 8);
+    g_assert(util_stats(s.e).pages_shared == 256 + 512);
+    g_assert(util_stats(s.e).merged_runs <= 2 + 2);
+    scene_end(&s);
+}
+
+static Scene *mapped;
+static unsigned maps, prefaults;
+
+static void *count_maps(void *addr, size_t len, int prot, int flags, int fd,
+                        off_t offset)
+{
+    maps += fd == mapped->e->pool.map_fd;
+    return prim_real.map(addr, len, prot, flags, fd, offset);
+}
+
+/* For whoever else has page tables: what is told is mapped, and readable. */
+static void count_prefaults(void *opaque, void *addr, size_t len)
+{
+    const Mem *m = opaque;
+    size_t page = ((char *)addr - m->addr) / PAGE, n = len / PAGE;
+
+    prefaults += n;
+    g_assert(page % 512 % 40 == 0 && n == 24);
+    g_assert(mem_present(m, page, 1) == 1);
+    g_assert(mem_anonymous(m, page, n) == 0);
+}
+
+/* A run is mapped by one call, and told of by one, whatever its length. */
+static void test_runs_calls(void)
+{
+    const KsmRegionOps ops = { .prefault = count_prefaults };
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    util_remove(s.r);
+    s.r = util_add(s.e, s.m, &ops);
+    for (unsigned i = 0; i < 480; i += 40) {
+        mem_fill_run(s.m, i, 24, 1 + i, 1);
+        mem_fill_run(s.m, 512 + i, 24, 1 + i, 1);
+        mem_fill_run(s.m, i + 24, 16, 50000 + i, 1);
+        mem_fill_run(s.m, 512 + i + 24, 16, 60000 + i, 1);
+    }
+    mapped = &s;
+    maps = prefaults = 0;
+    prim.map = count_maps;
+    util_passes(s.e, 6);
+    prim.map = prim_real.map;
+    g_assert(util_stats(s.e).pages_sharing == 12 * 24);
+    g_assert(maps == 2 * 12 && prefaults == 2 * 12 * 24);
+    scene_end(&s);
+}
+
+/* What a page costs is measured where many are isolated at once. */
+static void test_measured(void)
+{
+    for (unsigned n = 2 * SPAN_MIN - 1; n <= 2 * SPAN_MIN; n++) {
+        uint64_t move;
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+            return;
+        }
+        move = s.e->merge.move_ns;
+        mem_fill_run(s.m, 0, n, 1, 1);
+        mem_fill_run(s.m, 512, n, 1, 1);
+        util_passes(s.e, 6);
+        g_assert(util_stats(s.e).isolations == 2);
+        g_assert((s.e->merge.page_ns > 0) == (n >= 2 * SPAN_MIN));
+        g_assert((s.e->merge.move_ns != move) == (n >= 2 * SPAN_MIN));
         scene_end(&s);
     }
 }
@@ -785,6 +994,201 @@ static void test_broken_late(gconstpointer data)
     scene_end(&s);
 }
 
+/* Broken, quiet and equal to what is in the pool; and nothing is restored. */
+static bool scene_quiet(Scene *s, size_t page, size_t n)
+{
+    if (!scene_merged(s, KSM_DIRTY_PAGEMAP)) {
+        return false;
+    }
+    s->m->busy = true;
+    mem_fill_run(s->m, page, n, 1 + page, 1);
+    util_passes(s->e, 4 * CHECK_PASSES);
+    g_assert(s->r->count[PAGE_BROKEN] == n);
+    return true;
+}
+
+/*
+ * What restoring pays: a page saved is worth RUN_PAGE_WORTH_NS, of which 2 us
+ * are what it costs; the run has its costs whatever its length.
+ */
+static void test_broken_pays(void)
+{
+    const size_t at = 600, n = 6;
+    uint64_t worth = n * (RUN_PAGE_WORTH_NS - 2000);
+    uint64_t *cost[3];
+    Scene s;
+
+    if (!scene_quiet(&s, at, n)) {
+        return;
+    }
+    cost[0] = &s.e->scan.restore_ns;
+    cost[1] = &s.e->merge.isolate_ns;
+    cost[2] = &s.e->merge.map_ns;
+    *cost[0] = 20000;
+    *cost[1] = 15000;
+    *cost[2] = worth - DROP_NS - 35000;
+    /* wherever in the run the page is, for all of it is restored */
+    for (size_t i = at; i < at + n; i++) {
+        g_assert(broken_pays(s.e, s.r, i));
+    }
+    g_assert(!broken_pays(s.e, s.r, at - 1));
+    for (unsigned i = 0; i < G_N_ELEMENTS(cost); i++) {
+        (*cost[i])++;
+        g_assert(!broken_pays(s.e, s.r, at + n - 1));
+        (*cost[i])--;
+        g_assert(broken_pays(s.e, s.r, at + n - 1));
+    }
+    /* nothing was restored so far: a guess */
+    *cost[0] = 0;
+    *cost[1] -= 10000;
+    g_assert(broken_pays(s.e, s.r, at));
+    ++*cost[1];
+    g_assert(!broken_pays(s.e, s.r, at));
+    s.m->busy = false;
+    scene_end(&s);
+}
+
+static struct {
+    Scene *s;
+    unsigned n;
+    struct {
+        size_t page, pages;
+        uint64_t pass;
+    } at[16];
+} restored;
+
+static int note_remap(void *from, size_t len, void *to)
+{
+    Scene *s = restored.s;
+
+    g_assert(restored.n < G_N_ELEMENTS(restored.at));
+    restored.at[restored.n].page = ((char *)to - s->m->addr) / PAGE;
+    restored.at[restored.n].pages = len / PAGE;
+    restored.at[restored.n++].pass = s->e->scan.pass;
+    return prim_real.remap(from, len, to);
+}
+
+/*
+ * A run is restored from its first page that is equal to something to its last
+ * one, if what is between them is less than what they are worth; zeroes apart
+ * from other content.
+ */
+static void test_broken_run(void)
+{
+    Scene s;
+
+    if (!scene_quiet(&s, 500, 80)) {
+        return;
+    }
+    /* 20 + 20 pages with 10 between that are like no other, and 10 behind */
+    mem_fill_run(s.m, 532, 10, 660000, 1);
+    mem_fill_run(s.m, 562, 10, 670000, 1);
+    mem_fill_run(s.m, 572, 8, 0, 0);
+    util_passes(s.e, 6 * CHECK_PASSES);
+    restored.s = &s;
+    restored.n = 0;
+    prim.remap = note_remap;
+    s.m->busy = false;
+    util_passes(s.e, CHECK_PASSES);
+    prim.remap = prim_real.remap;
+    g_assert(restored.n == 3);
+    g_assert(restored.at[0].page == 500 && restored.at[0].pages == 12);
+    g_assert(restored.at[1].page == 512 && restored.at[1].pages == 50);
+    g_assert(restored.at[2].page == 572 && restored.at[2].pages == 8);
+    /* 10 in anonymous memory now, 10 still broken */
+    util_passes(s.e, CHECK_PASSES);
+    g_assert(s.r->count[PAGE_BROKEN] == 10);
+    g_assert(util_stats(s.e).zero_pages == 8);
+    g_assert(util_stats(s.e).pages_sharing == 1024 - 28);
+    /* those 10 are tracked again as any others: a write is noticed */
+    mem_fill_run(s.m, 532, 10, 533, 1);
+    g_assert(passes_until(&s, 1024 - 28 + 8 + 10));
+    scene_end(&s);
+}
+
+/* Time goes where it belongs: looking is scanning, restoring is merging. */
+static void test_broken_time(void)
+{
+    uint64_t scan, merge;
+    Scene s;
+
+    if (!scene_quiet(&s, 64, 16)) {
+        return;
+    }
+    memset(s.e->kinds, PM_PRESENT, sizeof(s.e->kinds));
+    s.e->scan.pass = 4 * CHECK_PASSES;
+    s.r->chunk[0].calm = 2;
+    s.r->chunk[0].restored = 2;
+    scan = s.e->total.scan_time;
+    merge = s.e->total.merge_time;
+    broken_look(s.e, s.r, 0);
+    g_assert(s.e->total.scan_time > scan);
+    g_assert(s.e->total.merge_time == merge);
+    /* it is time for restoring, were the device not at it */
+    scan = s.e->total.scan_time;
+    broken_look(s.e, s.r, 0);
+    g_assert(s.e->total.scan_time > scan);
+    g_assert(s.e->total.merge_time > merge);
+    g_assert(s.r->chunk[0].restored == 2 && s.r->chunk[0].calm == 4);
+    /* and nothing at all in other passes */
+    scan = s.e->total.scan_time;
+    merge = s.e->total.merge_time;
+    s.e->scan.pass++;
+    broken_look(s.e, s.r, 0);
+    g_assert(s.e->total.scan_time == scan && s.e->total.merge_time == merge);
+    g_assert(s.r->chunk[0].calm == 4);
+    s.m->busy = false;
+    scene_end(&s);
+}
+
+/* Written now: looks at what is broken until it is restored; 0: it is not. */
+static unsigned looks_needed(Scene *s)
+{
+    uint64_t written;
+
+    g_assert(passes_until(s, 1024));
+    written = s->e->scan.pass;
+    restored.n = 0;
+    mem_fill_run(s->m, 64, 16, 65, 1);  /* what it held before */
+    for (unsigned i = 0; i < 40 * CHECK_PASSES && !restored.n; i++) {
+        util_passes(s->e, 1);
+    }
+    g_assert(s->r->count[PAGE_BROKEN] == (restored.n ? 0 : 16));
+    return restored.n ? restored.at[0].pass / CHECK_PASSES -
+                        written / CHECK_PASSES : 0;
+}
+
+/*
+ * Twice as many looks each time, up to 32, if what was restored was written
+ * again soon; half as many if it was not.
+ */
+static void test_broken_backoff(void)
+{
+    /* two say that it is quiet */
+    static const unsigned looks[] = { 2, 2, 4, 8, 16, 32, 32 };
+    KsmChunk *c;
+    Scene s;
+
+    if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    restored.s = &s;
+    prim.remap = note_remap;
+    c = &s.r->chunk[0];
+    for (unsigned i = 0; i < G_N_ELEMENTS(looks); i++) {
+        g_assert(looks_needed(&s) == looks[i]);
+    }
+    /* as if it had been broken for long: looks are counted up to 255 */
+    for (unsigned i = 0; i < 2; i++) {
+        c->calm = 255;
+        g_assert(looks_needed(&s) == 2);
+        g_assert(looks_needed(&s) == (16 >> i));
+        c->restored -= 1;
+    }
+    prim.remap = prim_real.remap;
+    scene_end(&s);
+}
+
 static void add_sources(const char *path, GTestDataFunc fn)
 {
     for (unsigned i = 0; i < G_N_ELEMENTS(sources); i++) {
@@ -814,11 +1218,92 @@ static void test_no_room(void)
     prim.allocate = no_room;
     util_passes(s.e, 10);
     g_assert(util_stats(s.e).pages_sharing == 0);
+    g_assert(util_stats(s.e).merged == 0);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_NO_MEMORY] >= 64);
     prim.allocate = prim_real.allocate;
     ksm_rescan(s.e);
     util_passes(s.e, 10);
     g_assert(util_stats(s.e).pages_sharing == 64);
+    g_assert(util_stats(s.e).merged == 128);
     scene_end(&s);
+}
+
+static ssize_t no_write(int fd, const void *buf, size_t len, off_t offset)
+{
+    return -ENOSPC;
+}
+
+/*
+ * Only what was to be copied is kept: what stands beside it is merged with what
+ * is in the pool already.
+ */
+static void test_no_room_among(gconstpointer data)
+{
+    const bool late = GPOINTER_TO_INT(data);
+    KsmStats stats;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 1024, 128, 1, 1);
+    mem_fill_run(s.m, 1536, 128, 1, 1);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).pages_sharing == 128);
+    mem_fill_run(s.m, 0, 64, 5000, 1);
+    mem_fill_run(s.m, 512, 64, 5000, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        mem_fill_run(s.m, 512 * i + 64, 64, 1 + 64 * i, 1);
+    }
+    if (late) {
+        prim.write = no_write;
+    } else {
+        prim.allocate = no_room;
+    }
+    util_passes(s.e, 10);
+    prim.write = prim_real.write;
+    prim.allocate = prim_real.allocate;
+    stats = util_stats(s.e);
+    g_assert(stats.pages_shared == 128 && stats.pages_sharing == 128 + 128);
+    g_assert(stats.merged == 2 * 128 + 128);
+    for (unsigned i = 0; i < 128; i++) {
+        g_assert(page_state(s.r, i / 64 * 512 + 64 + i % 64) == PAGE_MERGED);
+    }
+    mem_check(s.m);
+    ksm_rescan(s.e);
+    util_passes(s.e, 20);
+    g_assert(util_stats(s.e).pages_sharing == 128 + 128 + 64);
+    scene_end(&s);
+}
+
+/*
+ * What a forked child may still map is kept, up to 128 MiB or an eighth of all
+ * memory; beyond, no copies are made until it is given back.
+ */
+static void test_leaked(void)
+{
+    const size_t most = 64 * CHUNK_PAGES;
+
+    for (unsigned over = 0; over < 2; over++) {
+        KsmStats stats;
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+            return;
+        }
+        mem_fill_run(s.m, 0, 64, 1, 1);
+        mem_fill_run(s.m, 512, 64, 1, 1);
+        s.e->pool.leaked = most + over;
+        util_passes(s.e, 6);
+        stats = util_stats(s.e);
+        g_assert(stats.pages_sharing == (over ? 0 : 64));
+        g_assert((stats.reasons[KSM_REASON_NO_MEMORY] > 0) == over);
+        s.e->pool.leaked = 0;
+        ksm_rescan(s.e);
+        util_passes(s.e, 12);
+        g_assert(util_stats(s.e).pages_sharing == 64);
+        scene_end(&s);
+    }
 }
 
 static unsigned faults;     /* write faults asked for in the region */
@@ -866,6 +1351,219 @@ static void test_unshare(gconstpointer data)
     scene_end(&s);
 }
 
+/* A call that fails, for the region's memory, and what it was called for. */
+static struct {
+    Scene *s;
+    int code;
+    unsigned failed, released, moved;
+} fails;
+
+static bool is_region(const void *addr)
+{
+    const Mem *m = fails.s->m;
+
+    return (const char *)addr >= m->addr &&
+           (const char *)addr < m->addr + m->pages * PAGE;
+}
+
+static int fails_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    *done = 0;
+    fails.failed++;
+    return fails.code;
+}
+
+static ssize_t fails_pagemap(PmScan *scan)
+{
+    return -ENOMEM;
+}
+
+static ssize_t fails_read_at(int fd, void *buf, size_t len, off_t offset)
+{
+    return -ENOMEM;
+}
+
+/* From then on the page tables are silent, too. */
+static int fails_register(const UffdRange *range, unsigned mode)
+{
+    if (!is_region(range->addr) || !(mode & UFFD_MISSING)) {
+        return prim_real.uffd_register(range, mode);
+    }
+    fails.failed++;
+    prim.pagemap = fails_pagemap;
+    prim.read_at = fails_read_at;
+    return fails.code;
+}
+
+static int counts_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    fails.moved++;
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+static int fails_unregister(const UffdRange *range)
+{
+    fails.released += is_region(range->addr);
+    return prim_real.uffd_unregister(range);
+}
+
+static void *fails_map(void *addr, size_t len, int prot, int flags, int fd,
+                       off_t offset)
+{
+    if (!is_region(addr)) {
+        return prim_real.map(addr, len, prot, flags, fd, offset);
+    }
+    fails.failed++;
+    errno = -fails.code;
+    return NULL;
+}
+
+typedef enum Call { CALL_MOVE, CALL_REGISTER, CALL_MAP } Call;
+
+static void fails_begin(Scene *s, Call call, int code)
+{
+    memset(&fails, 0, sizeof(fails));
+    fails.s = s;
+    fails.code = code;
+    prim.uffd_unregister = fails_unregister;
+    switch (call) {
+    case CALL_MOVE:
+        prim.uffd_move = fails_move;
+        break;
+    case CALL_REGISTER:
+        prim.uffd_register = fails_register;
+        prim.uffd_move = counts_move;
+        break;
+    default:
+        prim.map = fails_map;
+        break;
+    }
+}
+
+static void fails_end(void)
+{
+    prim.uffd_move = prim_real.uffd_move;
+    prim.uffd_register = prim_real.uffd_register;
+    prim.uffd_unregister = prim_real.uffd_unregister;
+    prim.pagemap = prim_real.pagemap;
+    prim.read_at = prim_real.read_at;
+    prim.map = prim_real.map;
+}
+
+/*
+ * The user is told what was lacking.  What is another's is not released: the
+ * kernel would take it from whoever has it.
+ */
+static void test_refused_why(void)
+{
+    static const struct {
+        Call call;
+        int code;
+        KsmReason why;
+        bool release;
+    } cases[] = {
+        { CALL_MOVE, -ENOMEM, KSM_REASON_NO_MEMORY, true },
+        { CALL_MOVE, -EBUSY, KSM_REASON_PINNED, true },
+        { CALL_MOVE, -EAGAIN, KSM_REASON_PINNED, true },
+        { CALL_REGISTER, -ENOMEM, KSM_REASON_VMA_LIMIT, true },
+        { CALL_REGISTER, -EFAULT, KSM_REASON_NO_MEMORY, true },
+        { CALL_REGISTER, -EBUSY, KSM_REASON_NO_MEMORY, false },
+        { CALL_REGISTER, -EINVAL, KSM_REASON_NO_MEMORY, false },
+        { CALL_REGISTER, -EPERM, KSM_REASON_NO_MEMORY, false },
+        { CALL_MAP, -ENOMEM, KSM_REASON_VMA_LIMIT, true },
+    };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        KsmStats stats;
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+            return;
+        }
+        mem_fill_run(s.m, 0, 64, 1, 1);
+        mem_fill_run(s.m, 512, 64, 1, 1);
+        fails_begin(&s, cases[i].call, cases[i].code);
+        for (unsigned k = 0; k < 8 && !fails.failed; k++) {
+            util_passes(s.e, 1);
+        }
+        fails_end();
+        stats = util_stats(s.e);
+        g_assert(stats.merged == 0 && stats.isolations > 0);
+        /* what was not isolated is not put back */
+        g_assert(fails.moved == 0);
+        g_assert(stats.reasons[cases[i].why] >= 64);
+        g_assert(!fails.released == !cases[i].release);
+        g_assert((stats.pinned > 0) == (cases[i].why == KSM_REASON_PINNED));
+        mem_check(s.m);
+        ksm_rescan(s.e);
+        util_passes(s.e, 24);
+        g_assert(util_stats(s.e).pages_sharing == 64);
+        scene_end(&s);
+    }
+}
+
+#define TRIED_GONE      10u     /* moved, and not counted: once */
+#define TRIED_BRIEF     30u     /* busy three times */
+static const unsigned tried_page[] = { 11, 12, 20, 21, 31, 40 };
+static unsigned tried[64];
+
+static int move_tried(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    size_t page = ((char *)from - fails.s->m->addr) / PAGE, n;
+
+    *done = 0;
+    if (!is_region(from) || page >= G_N_ELEMENTS(tried)) {
+        return prim_real.uffd_move(fd, to, from, len, done);
+    }
+    tried[page]++;
+    if (page == TRIED_GONE) {
+        return -EEXIST;
+    }
+    if (page == TRIED_BRIEF && tried[page] <= 3) {
+        return -EAGAIN;
+    }
+    n = page < TRIED_GONE ? MIN(len, (TRIED_GONE - page) * PAGE) : len;
+    n = page < TRIED_BRIEF ? MIN(n, (TRIED_BRIEF - page) * PAGE) : n;
+    for (unsigned i = 0; i < G_N_ELEMENTS(tried_page); i++) {
+        if (page == tried_page[i]) {
+            return -EAGAIN;
+        } else if (page < tried_page[i]) {
+            n = MIN(n, (tried_page[i] - page) * PAGE);
+        }
+    }
+    prim_real.uffd_move(fd, to, from, n, done);
+    return n < len ? -EAGAIN : 0;
+}
+
+/* Each page that is busy for a moment is tried as often as any other. */
+static void test_tries(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 64, 1, 1);
+    mem_fill_run(s.m, 512, 64, 1, 1);
+    fails.s = &s;
+    memset(tried, 0, sizeof(tried));
+    prim.uffd_move = move_tried;
+    for (unsigned i = 0; i < 8 && !tried[0]; i++) {
+        util_passes(s.e, 1);
+    }
+    prim.uffd_move = prim_real.uffd_move;
+    g_assert(tried[0] == 1 && tried[TRIED_GONE] == 1);
+    g_assert(tried[TRIED_BRIEF] == 4);
+    for (unsigned i = 0; i < G_N_ELEMENTS(tried_page); i++) {
+        g_assert(tried[tried_page[i]] == 8);
+        g_assert(page_state(s.r, tried_page[i]) == PAGE_PINNED);
+    }
+    g_assert(s.r->count[PAGE_PINNED] == G_N_ELEMENTS(tried_page));
+    g_assert(util_stats(s.e).pinned == 1);
+    mem_check(s.m);
+    scene_end(&s);
+}
+
 static int move_invalid(int fd, void *to, void *from, size_t len,
                         size_t *done)
 {
@@ -901,9 +1599,14 @@ int main(int argc, char **argv)
     prim.cpu_ns = cpu_by_call;
     g_test_add_func("/scan/vmas/reserve", test_vma_reserve);
     g_test_add_func("/scan/vmas/few", test_vma_few);
+    g_test_add_func("/scan/vmas/recount", test_vma_recount);
+    g_test_add_func("/scan/vmas/left", test_vma_left);
     add_sources("/scan/visit/populated", test_populated);
     g_test_add_func("/scan/visit/queue-full", test_queue_full);
     g_test_add_func("/scan/runs/periods", test_periods);
+    g_test_add_func("/scan/runs/whole", test_runs_whole);
+    g_test_add_func("/scan/runs/calls", test_runs_calls);
+    g_test_add_func("/scan/runs/measured", test_measured);
     add_sources("/scan/broken/equal", test_broken_equal);
     add_sources("/scan/broken/among", test_broken_among);
     add_sources("/scan/broken/zeroes", test_broken_zeroes);
@@ -914,11 +1617,22 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/broken/runs", test_broken_runs);
     g_test_add_func("/scan/broken/lonely", test_broken_lonely);
     add_sources("/scan/broken/late", test_broken_late);
+    g_test_add_func("/scan/broken/pays", test_broken_pays);
+    g_test_add_func("/scan/broken/run", test_broken_run);
+    g_test_add_func("/scan/broken/backoff", test_broken_backoff);
+    g_test_add_func("/scan/broken/time", test_broken_time);
     add_sources("/scan/rest", test_rest);
     add_sources("/scan/rest-midway", test_rest_midway);
     g_test_add_func("/scan/rest/settle", test_rest_settle);
-    g_test_add_func("/scan/no-room", test_no_room);
+    g_test_add_func("/scan/no-room/known", test_no_room);
+    g_test_add_data_func("/scan/no-room/allocate", GINT_TO_POINTER(false),
+                         test_no_room_among);
+    g_test_add_data_func("/scan/no-room/fill", GINT_TO_POINTER(true),
+                         test_no_room_among);
+    g_test_add_func("/scan/leaked", test_leaked);
     g_test_add_func("/scan/refused", test_refused);
+    g_test_add_func("/scan/tries", test_tries);
+    g_test_add_func("/scan/refused-why", test_refused_why);
     g_test_add_data_func("/scan/unshare/idle", GINT_TO_POINTER(false),
                          test_unshare);
     g_test_add_data_func("/scan/unshare/busy", GINT_TO_POINTER(true),

@@ -34,6 +34,8 @@ static struct {
     void (*once)(char *stage, char *home);  /* when a span is staged */
     void (*at_back)(void);  /* before the first page goes back */
     unsigned copied;        /* pages put back so */
+    unsigned moves_out, moves_back;     /* calls */
+    uint64_t paused_us;     /* as long as who needs the pages waits */
     size_t stubborn;        /* this page is not moved back ... */
     unsigned refuse;        /* ... so many times */
     unsigned busy_for;      /* of these the device is busy */
@@ -99,6 +101,8 @@ static int move_back(int fd, void *to, void *from, size_t len, size_t *done)
     static const int codes[] = { -EAGAIN, -EBUSY, -ENOMEM };
 
     *done = 0;
+    g_assert(len && len % PAGE == 0);
+    h.moves_back++;
     back_begins();
     if (is_refused(to, len)) {
         return -EBUSY;
@@ -120,9 +124,11 @@ static int h_move(int fd, void *to, void *from, size_t len, size_t *done)
     if (h.change) {
         change_some(from, len);
     }
+    h.moves_out++;
     ret = prim_real.uffd_move(fd, to, from, len, done);
     h.staged = true;
-    if (h.once && *done) {
+    /* not in the middle: a move that met a page busy for a moment goes on */
+    if (h.once && ret == 0) {
         void (*fn)(char *, char *) = h.once;
 
         h.once = NULL;
@@ -131,12 +137,31 @@ static int h_move(int fd, void *to, void *from, size_t len, size_t *done)
     return ret;
 }
 
+static bool tables_speak(void)
+{
+    return !h.scan_fails && h.scans_left == G_MAXUINT;
+}
+
+/* Is the page in memory, swapped out, or a marker that says it has failed? */
+static bool is_there(const void *page)
+{
+    uint64_t entry;
+    off_t at = (uintptr_t)page / PAGE * sizeof(entry);
+
+    g_assert(prim_real.read_at(h.e->pagemap, &entry, sizeof(entry), at) ==
+             sizeof(entry));
+    return entry >> 62;
+}
+
 static int h_copy(int fd, void *to, const void *from, size_t len, size_t *done)
 {
     int ret;
 
     *done = 0;
+    g_assert(len && len % PAGE == 0);
     if (in_mem(to) && in_stage(from)) {
+        /* nothing is copied that is not there, if that can be known */
+        g_assert(!tables_speak() || is_there(from));
         back_begins();
         if (chance(h.copy_fails)) {
             return chance(50) ? -ENOMEM : -EAGAIN;
@@ -177,6 +202,15 @@ static int h_wake(const UffdRange *range)
 
 static void h_pause(unsigned us)
 {
+    h.paused_us += us;
+}
+
+/* How much is isolated at once depends on what it costs: not on the machine. */
+static uint64_t cpu_by_call(void)
+{
+    static uint64_t ns;
+
+    return ns += 10000;
 }
 
 static const char *expected;
@@ -231,6 +265,7 @@ static bool scene_start_with(Scene *s, MemPages kind, KsmDirtySource dirty)
     prim.pagemap = h_pagemap;
     prim.read_at = h_read_at;
     prim.pause = h_pause;
+    prim.cpu_ns = cpu_by_call;
     return true;
 }
 
@@ -246,9 +281,19 @@ static void split_mappings(Mem *m)
     }
 }
 
+/* What was staged is somewhere else by now. */
+static void check_empty(const KsmEngine *e)
+{
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        g_assert(!is_there(e->merge.small + i * PAGE));
+        g_assert(!is_there(e->merge.huge + i * PAGE));
+    }
+}
+
 static void scene_end(Scene *s)
 {
     prim = prim_real;
+    check_empty(s->e);
     region_check(s->ra);
     region_check(s->rb);
     mem_check(s->a);
@@ -278,7 +323,7 @@ static void test_random(void)
         split_mappings(s.b);
         g_rand_set_seed(h.rand, seed);
         h.change = true;
-        h.scan_fails = 20 + seed % 3 * 30;
+        h.scan_fails = seed % 4 ? 20 + seed % 3 * 30 : 0;
         h.copy_fails = seed % 5 * 20;
         h.back_fails = seed % 4 * 25;
         for (unsigned i = 0; i < 3; i++) {
@@ -287,6 +332,31 @@ static void test_random(void)
         }
         scene_end(&s);
     }
+}
+
+/*
+ * Where memory is in several mappings each has to be moved by itself: only
+ * there are the calls many.
+ */
+static void test_few_calls(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    g_assert(madvise(s.b->addr + 3 * PAGE, PAGE, MADV_DONTDUMP) == 0);
+    g_assert(madvise(s.b->addr + 515 * PAGE, PAGE, MADV_DONTDUMP) == 0);
+    s.b->busy = true;
+    while (!util_stats(s.e).busy) {
+        util_passes(s.e, 1);
+    }
+    g_test_message("%u out, %u back", h.moves_out, h.moves_back);
+    g_assert(h.moves_out > 6 && h.moves_out < 100);
+    g_assert(h.moves_back > 6 && h.moves_back < 100);
+    mem_check(s.b);
+    s.b->busy = false;
+    scene_end(&s);
 }
 
 /* The tables are silent as long as anything is staged, or soon after. */
@@ -362,6 +432,7 @@ typedef struct Poison {
     bool busy;      /* everything goes back */
     bool late;      /* it fails when putting back begins */
     bool no_marker; /* and UFFDIO_POISON does not work */
+    bool unmovable; /* only copying tells that it has failed */
 } Poison;
 
 static int h_no_poison(int fd, void *addr, size_t len)
@@ -383,12 +454,19 @@ static void test_poison(gconstpointer data)
     h.once = how->late ? fails_when_back : fails_at_once;
     s.b->busy = how->busy;
     prim.uffd_poison = how->no_marker ? h_no_poison : prim_real.uffd_poison;
+    h.refuse = how->unmovable ? G_MAXUINT : 0;
     expect_warning("memory they were in failed");
     for (unsigned i = 0; i < 9 && !util_stats(s.e).poisoned; i++) {
         util_passes(s.e, 1);
     }
     g_assert(warnings == 1);
     g_assert(util_stats(s.e).poisoned == 1);
+    /* given up at once where it is sure, and else after 100 ms */
+    g_assert(how->unmovable ? h.paused_us > 90000 && h.paused_us < 200000
+                            : h.paused_us < 10000);
+    h.refuse = 0;
+    /* nothing is known of it, least of all what it is equal to */
+    g_assert(page_state(s.rb, how->page) == PAGE_SWAPPED);
     /* never zeroes */
     g_assert(!is_readable(s.b->addr + how->page * PAGE));
     h.change = s.b->busy = false;
@@ -440,6 +518,19 @@ static void owner_protects(char *stage, char *home)
                       PROT_READ) == 0);
 }
 
+/* Of none of the pages, what it holds. */
+static bool knows_nothing(const KsmRegion *r, size_t page, size_t n)
+{
+    for (size_t i = page; i < page + n; i++) {
+        PageState state = page_state(r, i);
+
+        if (state != PAGE_NEW && state != PAGE_HOLE && state != PAGE_BUSY) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /*
  * The owner's mapping wins, and the pages behind it are put back; also where
  * all moves back fail, for other reasons, so that only copying can tell.
@@ -447,6 +538,7 @@ static void owner_protects(char *stage, char *home)
 static void displaced(void (*how)(char *, char *), bool busy,
                       unsigned back_fails)
 {
+    bool forgot;
     Scene s;
 
     if (!scene_start(&s, MEM_SMALL)) {
@@ -464,6 +556,7 @@ static void displaced(void (*how)(char *, char *), bool busy,
     }
     h.change = false;
     h.back_fails = 0;
+    forgot = knows_nothing(s.rb, GONE_AT, GONE_N);
     if (how == owner_unmaps) {
         char *at = h.m->addr + GONE_AT * PAGE;
 
@@ -477,6 +570,7 @@ static void displaced(void (*how)(char *, char *), bool busy,
         char first = s.b->shadow[GONE_AT * PAGE];
 
         g_assert(warnings == 1);
+        g_assert(forgot);
         mem_gone(s.b, GONE_AT, GONE_N);
         s.b->shadow[GONE_AT * PAGE] = how == owner_maps_over ? first : 0;
     }
@@ -662,6 +756,46 @@ static void test_pattern(void)
     scene_end(&s);
 }
 
+/* The flags of the mapping the page is in, as smaps has them. */
+static char *flags_of(const char *page)
+{
+    g_autofree char *text = prim_read_file("/proc/self/smaps", NULL);
+    g_auto(GStrv) lines = g_strsplit(text, "\n", -1);
+    unsigned long start, end;
+    bool inside = false;
+
+    for (unsigned i = 0; lines[i]; i++) {
+        if (sscanf(lines[i], "%lx-%lx ", &start, &end) == 2) {
+            inside = start <= (uintptr_t)page && (uintptr_t)page < end;
+        } else if (inside && g_str_has_prefix(lines[i], "VmFlags:")) {
+            return g_strdup(lines[i]);
+        }
+    }
+    return NULL;
+}
+
+/*
+ * A child that is forked while pages are staged shall not have them, for they
+ * could not be moved any more; nor do core dumps need them.
+ */
+static void check_area(const char *stage, const char *pages)
+{
+    bool huge = !access("/sys/kernel/mm/transparent_hugepage", F_OK);
+
+    for (unsigned i = 0; i < CHUNK_PAGES; i += CHUNK_PAGES - 1) {
+        g_autofree char *flags = flags_of(stage + i * PAGE);
+
+        g_assert(flags && strstr(flags, " dc") && strstr(flags, " dd"));
+        g_assert(!huge || strstr(flags, pages));
+    }
+}
+
+static void check_areas(KsmEngine *e)
+{
+    check_area(e->merge.small, " nh");
+    check_area(e->merge.huge, " hg");
+}
+
 static unsigned drops_fail, prepares_fail;
 
 static int d_advise(void *addr, size_t len, int advice)
@@ -683,13 +817,14 @@ static int d_register(const UffdRange *range, unsigned mode)
 }
 
 /* A staging area that had to be made anew is one to which can be moved. */
-static void test_drop(void)
+static void test_drop(gconstpointer data)
 {
     Scene s;
 
-    if (!scene_start(&s, MEM_SMALL)) {
+    if (!scene_start(&s, GPOINTER_TO_INT(data))) {
         return;
     }
+    check_areas(s.e);
     drops_fail = 4;
     prepares_fail = 2;
     prim.advise = d_advise;
@@ -697,6 +832,7 @@ static void test_drop(void)
     util_passes(s.e, 8);
     g_assert(drops_fail == 0 && prepares_fail == 0);
     g_assert(util_stats(s.e).pages_sharing == PAGES);
+    check_areas(s.e);
     scene_end(&s);
 }
 
@@ -707,6 +843,8 @@ static const Poison poisons[] = {
     { .page = 45, .busy = true },
     { .page = 45, .busy = true, .late = true },
     { .page = 45, .no_marker = true },
+    { .page = 45, .unmovable = true },
+    { .page = 45, .unmovable = true, .late = true },
 };
 
 int main(int argc, char **argv)
@@ -715,7 +853,11 @@ int main(int argc, char **argv)
     g_log_set_always_fatal(G_LOG_LEVEL_ERROR | G_LOG_LEVEL_CRITICAL);
     g_log_set_handler(NULL, G_LOG_LEVEL_WARNING, warning_seen, NULL);
     g_test_add_func("/stage/random", test_random);
-    g_test_add_func("/stage/drop", test_drop);
+    g_test_add_func("/stage/few-calls", test_few_calls);
+    g_test_add_data_func("/stage/drop/small", GINT_TO_POINTER(MEM_SMALL),
+                         test_drop);
+    g_test_add_data_func("/stage/drop/huge", GINT_TO_POINTER(MEM_HUGE),
+                         test_drop);
     g_test_add_data_func("/stage/silent/never", GUINT_TO_POINTER(0),
                          test_silent);
     g_test_add_data_func("/stage/silent/soon", GUINT_TO_POINTER(2),
