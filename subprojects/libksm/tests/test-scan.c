@@ -69,6 +69,8 @@ static void scene_end(Scene *s)
     util_remove(s->r);
     mem_check(s->m);
     g_assert(util_stats(s->e).pages_shared == 0);
+    /* nor is any page of it known by its content */
+    g_assert(s->e->index.count == 0);
     ksm_engine_free(s->e);
     mem_free(s->m);
 }
@@ -1379,14 +1381,18 @@ static uint64_t cpu_still(void)
     return 1;
 }
 
-/* Steps as it is told to, but lets time pass; the wait after the pass. */
+/*
+ * Time passes as the engine asked for, and not more: then a pass is due.  The
+ * wait after it.
+ */
 static uint64_t pass_wait(KsmEngine *e)
 {
     uint64_t scans = util_stats(e).full_scans;
     int64_t wait = 0;
 
-    while (util_stats(e).full_scans == scans) {
-        clock_ns += wait;
+    for (unsigned i = 0; util_stats(e).full_scans == scans; i++) {
+        /* at once, while CPU time stands still */
+        g_assert(wait == 0 && i < (prim.cpu_ns == cpu_still ? 1 : 1000));
         wait = ksm_step(e, 0);
         g_assert(wait >= 0);
     }
@@ -1480,6 +1486,164 @@ static void test_idle_cost(void)
         /* 0.07 % of a core */
         g_assert(more >= 16 * SECOND && more <= 20 * SECOND);
         g_assert(wait_of_cost(40 * 1000000) == 30 * SECOND);
+    }
+}
+
+/* A chunk that has to be put off is not put off for long. */
+static void test_idle_queue_full(void)
+{
+    KsmScan *scan;
+    Scene s;
+
+    prim.now_ns = now_as_told;
+    prim.cpu_ns = cpu_still;
+    clock_ns = 1000 * SECOND;
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    scan = &s.e->scan;
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    for (unsigned i = 0; i < 20; i++) {
+        pass_wait(s.e);
+    }
+    g_assert(pass_wait(s.e) == 10 * SECOND);
+    while (scan->phase != PHASE_REST) {
+        lock_take(&s.e->lock);
+        scan_step(s.e);
+        lock_release(&s.e->lock);
+    }
+    s.r->chunk[3].flags |= CHUNK_QUEUED;
+    for (; scan->n_ripe < RIPE_MAX; scan->n_ripe++) {
+        scan->ripe[scan->n_ripe] = page_id(s.r, 3 * CHUNK_PAGES);
+    }
+    scan_queue(s.e, s.r, 2);
+    asked = &s;
+    memset(turns, 0, sizeof(turns));
+    turn = 0;
+    prim.pagemap = order_looks;
+    g_assert(pass_wait(s.e) <= SECOND);
+    pass_wait(s.e);
+    g_assert(turns[2]);
+    prim.pagemap = prim_real.pagemap;
+    prim.now_ns = prim_real.now_ns;
+    prim.cpu_ns = cpu_by_call;
+    scene_end(&s);
+}
+
+/* What was spent is told: not more than there was, nor nothing. */
+static void test_time_told(void)
+{
+    uint64_t start = UINT64_C(1) << 50, spent;
+    KsmStats stats;
+    Scene s;
+
+    cpu_sum = start;
+    cpu_step = 1000;
+    prim.cpu_ns = cpu_costly;
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    util_passes(s.e, 6);
+    stats = util_stats(s.e);
+    spent = cpu_sum - start;
+    g_assert(stats.scan_time > 0 && stats.scan_time < spent);
+    g_assert(stats.merge_time > 0 && stats.merge_time < spent);
+    g_assert(stats.scan_time + stats.merge_time <= spent);
+    /* books kept while it is off, and pages that are broken, are scanned */
+    ksm_engine_set_run(s.e, false);
+    mem_fill_run(s.m, 0, 200, 5000, 1);
+    util_passes(s.e, CHECK_PASSES);
+    g_assert(util_stats(s.e).scan_time > stats.scan_time);
+    g_assert(util_stats(s.e).merge_time == stats.merge_time);
+    ksm_engine_set_run(s.e, true);
+    util_passes(s.e, 8 * CHECK_PASSES);
+    stats = util_stats(s.e);
+    g_assert(stats.scan_time + stats.merge_time <= cpu_sum - start);
+    prim.cpu_ns = cpu_by_call;
+    scene_end(&s);
+}
+
+/* --- passes --- */
+
+static ssize_t kinds_refused(PmScan *scan)
+{
+    if (scan->protect || scan->end - scan->start > CHUNK) {
+        return prim_real.pagemap(scan);
+    }
+    looks[(scan->start - (uintptr_t)asked->m->addr) / CHUNK]++;
+    return -ENOMEM;
+}
+
+/* Where looking fails it is not tried twice in a pass, but in the next one. */
+static void test_look_fails(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_CHECKSUM, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 1024, 512, 1, 1);
+    asked = &s;
+    memset(looks, 0, sizeof(looks));
+    prim.pagemap = kinds_refused;
+    for (unsigned i = 1; i < 5; i++) {
+        util_passes(s.e, 1);
+        for (unsigned c = 0; c < G_N_ELEMENTS(looks); c++) {
+            g_assert(looks[c] == i);
+        }
+    }
+    g_assert(util_stats(s.e).pages_scanned == 0);
+    prim.pagemap = prim_real.pagemap;
+    util_passes(s.e, 4);
+    g_assert(util_stats(s.e).pages_sharing == 512);
+    scene_end(&s);
+}
+
+static unsigned syncs;
+
+static bool count_sync(void *opaque, size_t first, size_t n,
+                       unsigned long *bitmap)
+{
+    syncs++;
+    return mem_ops_log.dirty_sync(opaque, first, n, bitmap);
+}
+
+/*
+ * A pass counts as one if all there is was asked about, and looked at, in it:
+ * not if a region went in the middle.
+ */
+static void test_remove_midway(void)
+{
+    static const ScanPhase phases[] = { PHASE_SYNC, PHASE_GOOD, PHASE_REST };
+    KsmRegionOps ops = mem_ops_log;
+
+    ops.dirty_sync = count_sync;
+    for (unsigned i = 0; i < G_N_ELEMENTS(phases); i++) {
+        KsmRegion *r;
+        Scene s;
+        Mem *m;
+
+        if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_LOG, MEM_SMALL)) {
+            return;
+        }
+        m = mem_new(PAGES, 0, MEM_SMALL);
+        r = util_add(s.e, m, &ops);
+        mem_fill_run(s.m, 0, PAGES, 1, 1);
+        util_passes(s.e, 3);
+        while (s.e->scan.phase != phases[i] || s.e->scan.region != s.r) {
+            ksm_step(s.e, 1);
+        }
+        util_remove(s.r);
+        syncs = 0;
+        util_passes(s.e, 1);
+        g_assert(syncs > 0);
+        mem_free(s.m);
+        s.m = m;
+        s.r = r;
+        scene_end(&s);
     }
 }
 
@@ -1596,7 +1760,11 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/target", test_target);
     g_test_add_func("/scan/idle", test_idle);
     g_test_add_func("/scan/idle-cost", test_idle_cost);
+    g_test_add_func("/scan/idle-queue-full", test_idle_queue_full);
     g_test_add_func("/scan/kick", test_kick);
+    g_test_add_func("/scan/time-told", test_time_told);
+    g_test_add_func("/scan/look-fails", test_look_fails);
+    g_test_add_func("/scan/remove-midway", test_remove_midway);
     g_test_add_func("/scan/smart/off", test_smart_off);
     return g_test_run();
 }
