@@ -1289,12 +1289,78 @@ static void test_config(void)
     ksm_engine_free(e);
 }
 
+/* --- more than is asked about at once --- */
+
+#define BIG_CHUNKS  66u
+#define BIG_PAGES   (BIG_CHUNKS * 512)
+static unsigned big_asked[BIG_PAGES / 64];
+
+/* In words of a bitmap, where the region begins at one. */
+static bool big_sync(void *opaque, size_t first, size_t n,
+                     unsigned long *bitmap)
+{
+    g_assert(first + n <= BIG_PAGES);
+    for (size_t i = first; i < first + n; i++) {
+        big_asked[i / 64]++;
+    }
+    return mem_ops_log.dirty_sync(opaque, first, n, bitmap);
+}
+
+/* Wherever memory is written, it is found, and asked about once a pass. */
+static void test_big(gconstpointer data)
+{
+    KsmDirtySource dirty = GPOINTER_TO_INT(data);
+    KsmRegionOps ops = dirty == KSM_DIRTY_LOG ? mem_ops_log : mem_ops;
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, dirty);
+    /* first and last, and around the end of the first piece */
+    static const size_t at[] = { 0, 63 * 512 + 380, 64 * 512 - 100,
+                                 65 * 512 + 50, BIG_PAGES - 16 };
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(BIG_PAGES, 100, MEM_SMALL);
+    if (ops.dirty_sync) {
+        ops.dirty_sync = big_sync;
+    }
+    r = util_add(e, m, &ops);
+    util_passes(e, 3);
+    for (unsigned i = 0; i < G_N_ELEMENTS(at); i++) {
+        mem_fill_run(m, at[i], 16, 1, 1);
+    }
+    util_passes(e, 6);
+    g_assert(util_stats(e).pages_sharing == 16 * (G_N_ELEMENTS(at) - 1));
+    for (unsigned i = 0; i < G_N_ELEMENTS(at); i++) {
+        mem_fill_run(m, at[i] + (i == 4 ? -40 : 100), 16, 700, 1);
+    }
+    util_passes(e, 6);
+    g_assert(util_stats(e).pages_sharing == 32 * (G_N_ELEMENTS(at) - 1));
+    memset(big_asked, 0, sizeof(big_asked));
+    util_passes(e, 1);
+    for (unsigned i = 0; i < G_N_ELEMENTS(big_asked); i++) {
+        g_assert(big_asked[i] == (dirty == KSM_DIRTY_LOG ? 64 : 0));
+    }
+    for (unsigned i = 0; i < G_N_ELEMENTS(at); i++) {
+        size_t from = at[i] * PAGE;
+
+        g_assert(!memcmp(m->addr + from, m->shadow + from, 16 * PAGE));
+    }
+    region_check(r);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
 static void add_case(unsigned i, unsigned k, MemPages pages)
 {
     g_autofree char *path =
         g_strdup_printf("/engine/%s/%s/%s", kinds[i].name, sources[k].name,
                         pages == MEM_HUGE ? "huge" : "small");
-    Case *c = g_new(Case, 1);
+    static Case cases[G_N_ELEMENTS(kinds) * G_N_ELEMENTS(sources) * 2];
+    static unsigned n_cases;
+    Case *c = &cases[n_cases++];
 
     *c = (Case) { kinds[i].scope, sources[k].dirty, pages, kinds[i].run };
     g_test_add_vtable(path, sizeof(Fixture), c,
@@ -1321,6 +1387,13 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/stats/off", test_stats_off);
     g_test_add_func("/engine/stats/stall", test_stats_stall);
     g_test_add_func("/engine/config", test_config);
+    for (unsigned k = 0; k < G_N_ELEMENTS(sources); k++) {
+        g_autofree char *path = g_strconcat("/engine/big/", sources[k].name,
+                                            NULL);
+
+        g_test_add_data_func(path, GINT_TO_POINTER(sources[k].dirty),
+                             test_big);
+    }
     for (unsigned i = 0; i < G_N_ELEMENTS(kinds); i++) {
         for (unsigned k = 0; k < G_N_ELEMENTS(sources); k++) {
             if (kinds[i].counts_hashes &&

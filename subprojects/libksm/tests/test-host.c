@@ -327,11 +327,13 @@ static void test_prim_node(void)
 {
     unsigned long mask[16] = { 0 }, before[16] = { 0 };
     int mode, was;
+    int ret = prim.thread_policy_get(&was, before, 1024);
 
-    if (prim.thread_policy_get(&was, before, 1024) < 0) {
+    if (ret == -ENOSYS || ret == -EPERM) {
         g_test_skip("a kernel without NUMA, or not permitted");
         return;
     }
+    g_assert(ret == 0);
     g_assert(prim.prefer_node(0) == 0);
     g_assert(prim.thread_policy_get(&mode, mask, 1024) == 0);
     g_assert(mode == 1 && mask[0] == 1);
@@ -351,6 +353,64 @@ static void test_prim_node(void)
     g_assert(mode == 1);
     g_assert(prim.thread_policy_set(was, was ? before : NULL,
                                     was ? 1024 : 0) == 0);
+}
+
+/* Where memory of a range comes from: that of node 0 alone. */
+static void test_prim_policy(void)
+{
+    unsigned long mask[16] = { 1 }, got[16] = { 0 };
+    size_t len = 2 * PAGE;
+    char *a = prim.map(NULL, 2 * len, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int mode = -1, ret;
+
+    g_assert(a);
+    ret = prim.policy_set(a, len, 2, mask, 1024);
+    if (ret == -ENOSYS || ret == -EPERM) {
+        g_test_skip("a kernel without NUMA, or not permitted");
+        prim.unmap(a, 2 * len);
+        return;
+    }
+    g_assert(ret == 0);
+    g_assert(prim.policy_get(a, &mode, got, 1024) == 0);
+    g_assert(mode == 2 && got[0] == 1);
+    g_assert(prim.policy_get(a + len, &mode, got, 1024) == 0);
+    g_assert(mode == 0);
+    g_assert(prim.policy_set(a, len, 0, NULL, 0) == 0);
+    g_assert(prim.policy_get(a, &mode, got, 1024) == 0 && mode == 0);
+    g_assert(prim.unmap(a, 2 * len) == 0);
+}
+
+/* Nothing is not an error, whatever failed before. */
+static void test_prim_nothing(void)
+{
+    char *a = prim.map(NULL, PAGE, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int fd = prim.memfd("test"), pagemap = prim.open_read("/proc/self/pagemap");
+    PmRange ranges[4];
+    PmScan scan = {
+        .fd = pagemap, .start = (uintptr_t)a, .end = (uintptr_t)a + PAGE,
+        .any = PM_PRESENT, .tell = PM_PRESENT, .vec = ranges, .vec_len = 4,
+    };
+    char c = 'c';
+
+    g_assert(a && fd >= 0 && pagemap >= 0);
+    errno = EIO;
+    g_assert(prim.write(fd, &c, 0, 0) == 0);
+    g_assert(prim.read(fd, &c, 1) == 0);
+    g_assert(prim.read_at(fd, &c, 1, 0) == 0);
+    /* PAGEMAP_SCAN came with Linux 6.7 */
+    if (prim.pagemap(&scan) != -ENOTTY) {
+        errno = EIO;
+        g_assert(prim.pagemap(&scan) == 0 && scan.walk_end == scan.end);
+        *a = 1;
+        scan.walk_end = 0;
+        g_assert(prim.pagemap(&scan) == 1 && scan.walk_end == scan.end);
+        g_assert(ranges[0].start == scan.start && ranges[0].end == scan.end);
+        g_assert(ranges[0].kinds == PM_PRESENT);
+    }
+    g_assert(prim.unmap(a, PAGE) == 0);
+    g_assert(prim.close(fd) == 0 && prim.close(pagemap) == 0);
 }
 
 static uint64_t clock_of(clockid_t id)
@@ -438,16 +498,17 @@ static void test_prim_read_file(void)
 
 /* --- userfaultfd --- */
 
-static unsigned fds_open(bool *all_cloexec)
+/* *@inherited: how many of them a program that is executed would have. */
+static unsigned fds_open(unsigned *inherited)
 {
     unsigned n = 0;
 
-    *all_cloexec = true;
-    for (int fd = 3; fd < 1024; fd++) {
+    *inherited = 0;
+    for (int fd = 0; fd < 1024; fd++) {
         int flags = fcntl(fd, F_GETFD);
 
         n += flags >= 0;
-        *all_cloexec &= flags < 0 || (flags & FD_CLOEXEC);
+        *inherited += flags >= 0 && !(flags & FD_CLOEXEC);
     }
     return n;
 }
@@ -462,7 +523,7 @@ typedef struct Refuses {
 
 #define IOC_UFFD_NEW 0xaa00u
 
-/* For this process, for good. */
+/* For this process, for good; nor has the kernel any randomness. */
 static bool refuse_calls(const Refuses *c)
 {
     struct sock_filter code[] = {
@@ -473,6 +534,8 @@ static bool refuse_calls(const Refuses *c)
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, c->open ? SECCOMP_RET_ERRNO | c->open
                                           : SECCOMP_RET_ALLOW),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getrandom, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 3),
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
                  offsetof(struct seccomp_data, args[1])),
@@ -490,14 +553,21 @@ static bool refuse_calls(const Refuses *c)
 static void in_refusing(const Refuses *c)
 {
     g_autoptr(GError) error = NULL;
-    unsigned before, after;
-    bool cloexec;
+    uint64_t any = 0, all = UINT64_MAX;
+    unsigned before, after, inherited;
     int fd;
 
-    before = fds_open(&cloexec);
+    /* then this is what the first file is known by */
+    close(STDIN_FILENO);
+    before = fds_open(&inherited);
     if (!refuse_calls(c)) {
         _exit(77);
     }
+    for (unsigned i = 0; i < 64; i++) {
+        any |= prim_real.random();
+        all &= prim_real.random();
+    }
+    g_assert(any == UINT64_MAX && all == 0);
     fd = prim.uffd();
     if (c->text) {
         g_assert(fd < 0 && !ksm_supported(&error));
@@ -509,7 +579,7 @@ static void in_refusing(const Refuses *c)
         g_assert(fcntl(fd, F_GETFL) & O_NONBLOCK);
         close(fd);
     }
-    after = fds_open(&cloexec);
+    after = fds_open(&inherited);
     g_assert(after == before);
     _exit(0);
 }
@@ -557,21 +627,18 @@ static const Refuses refuses[] = {
 /* A program that is executed does not get what an engine has open. */
 static void test_cloexec(void)
 {
-    unsigned before, during, after;
-    bool all, engines;
+    unsigned before, during, inherited, more;
     KsmEngine *e;
 
-    before = fds_open(&all);
+    before = fds_open(&inherited);
     e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_AUTO);
     if (!e) {
         return;
     }
-    during = fds_open(&engines);
-    g_assert(during > before);
-    g_assert(engines || !all);
+    during = fds_open(&more);
+    g_assert(during > before && more == inherited);
     ksm_engine_free(e);
-    after = fds_open(&all);
-    g_assert(after == before);
+    g_assert(fds_open(&more) == before);
 }
 
 int main(int argc, char **argv)
@@ -585,6 +652,8 @@ int main(int argc, char **argv)
     g_test_add_func("/host/prim/files", test_prim_files);
     g_test_add_func("/host/prim/memory", test_prim_memory);
     g_test_add_func("/host/prim/node", test_prim_node);
+    g_test_add_func("/host/prim/policy", test_prim_policy);
+    g_test_add_func("/host/prim/nothing", test_prim_nothing);
     g_test_add_func("/host/prim/this", test_prim_this);
     g_test_add_func("/host/prim/read-file", test_prim_read_file);
     for (unsigned i = 0; i < G_N_ELEMENTS(refuses); i++) {

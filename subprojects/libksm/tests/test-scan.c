@@ -1045,9 +1045,16 @@ static void test_unshare_ours(void)
 
 static unsigned looks[PAGES / CHUNK_PAGES];
 
+/* The chunk that is asked about; beyond the last: memory of the engine. */
+static size_t asked_chunk(const PmScan *scan)
+{
+    return (scan->start - (uintptr_t)asked->m->addr) / CHUNK;
+}
+
 static ssize_t count_looks(PmScan *scan)
 {
-    looks[(scan->start - (uintptr_t)asked->m->addr) / CHUNK]++;
+    g_assert(asked_chunk(scan) < G_N_ELEMENTS(looks));
+    looks[asked_chunk(scan)]++;
     g_assert(!scan->protect);
     return prim_real.pagemap(scan);
 }
@@ -1097,9 +1104,10 @@ static unsigned turn, turns[PAGES / CHUNK_PAGES];
 /* In which order chunks are looked at, the first time each. */
 static ssize_t order_looks(PmScan *scan)
 {
-    size_t chunk = (scan->start - (uintptr_t)asked->m->addr) / CHUNK;
+    size_t chunk = asked_chunk(scan);
 
-    if (asked->e->scan.phase != PHASE_SYNC && !turns[chunk]) {
+    if (asked->e->scan.phase != PHASE_SYNC && chunk < G_N_ELEMENTS(turns) &&
+        !turns[chunk]) {
         turns[chunk] = ++turn;
     }
     return prim_real.pagemap(scan);
@@ -1441,6 +1449,11 @@ static void test_idle(void)
     }
     g_assert(wait == SECOND / 50);
     g_assert(util_stats(s.e).state == KSM_STATE_ACTIVE);
+    /* what was merged once does not pay for ever */
+    for (unsigned i = 0; i < 20; i++) {
+        wait = pass_wait(s.e);
+    }
+    g_assert(wait == 10 * SECOND);
     prim.now_ns = prim_real.now_ns;
     prim.cpu_ns = cpu_by_call;
     scene_end(&s);
@@ -1569,10 +1582,10 @@ static void test_time_told(void)
 
 static ssize_t kinds_refused(PmScan *scan)
 {
-    if (scan->protect || scan->end - scan->start > CHUNK) {
+    if (scan->protect || asked_chunk(scan) >= G_N_ELEMENTS(looks)) {
         return prim_real.pagemap(scan);
     }
-    looks[(scan->start - (uintptr_t)asked->m->addr) / CHUNK]++;
+    looks[asked_chunk(scan)]++;
     return -ENOMEM;
 }
 
@@ -1645,6 +1658,172 @@ static void test_remove_midway(void)
         s.r = r;
         scene_end(&s);
     }
+}
+
+/* Chunks of a region that goes wait for nothing; those of others do. */
+static void test_remove_ripe(void)
+{
+    KsmRegion *r;
+    Scene s;
+    Mem *m;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    m = mem_new(PAGES, 0, MEM_SMALL);
+    r = util_add(s.e, m, &mem_ops);
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    mem_fill_run(m, 0, PAGES, 10000, 1);
+    util_passes(s.e, 3);
+    for (unsigned i = 0; i < 4; i++) {
+        scan_queue(s.e, i % 2 ? r : s.r, i);
+    }
+    g_assert(s.e->scan.n_ripe == 4);
+    util_remove(s.r);
+    g_assert(s.e->scan.n_ripe == 2);
+    util_passes(s.e, 3);
+    g_assert(s.e->scan.n_ripe == 0);
+    for (unsigned i = 0; i < 4; i++) {
+        g_assert(!(r->chunk[i].flags & CHUNK_QUEUED));
+    }
+    mem_check(s.m);
+    mem_free(s.m);
+    s.m = m;
+    s.r = r;
+    scene_end(&s);
+}
+
+/* --- sources --- */
+
+static unsigned asks, asks_protect;
+
+static ssize_t count_asks(PmScan *scan)
+{
+    asks++;
+    asks_protect += scan->protect;
+    return prim_real.pagemap(scan);
+}
+
+/*
+ * A pass over memory where nothing happens: one question, however many
+ * chunks, and none where the owner tells, or where nobody does.
+ */
+static void test_asks(gconstpointer data)
+{
+    KsmDirtySource dirty = GPOINTER_TO_INT(data);
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, dirty, MEM_SMALL)) {
+        return;
+    }
+    /* nothing is there */
+    util_passes(s.e, 5);
+    prim.pagemap = count_asks;
+    asks = asks_protect = 0;
+    util_passes(s.e, 1);
+    if (dirty != KSM_DIRTY_CHECKSUM) {
+        g_assert(asks == (dirty == KSM_DIRTY_PAGEMAP));
+    }
+    g_assert(asks_protect == 0);
+    prim.pagemap = prim_real.pagemap;
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    util_passes(s.e, 9);
+    prim.pagemap = count_asks;
+    asks = asks_protect = 0;
+    util_passes(s.e, 1);
+    g_assert(asks_protect == (dirty == KSM_DIRTY_PAGEMAP));
+    if (dirty != KSM_DIRTY_CHECKSUM) {
+        g_assert(asks == asks_protect);
+    }
+    prim.pagemap = prim_real.pagemap;
+    scene_end(&s);
+}
+
+/* Behind pages that are free, and not asked about, writes are noticed. */
+static void test_behind_freed(void)
+{
+    uint64_t scanned;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    util_passes(s.e, 6);
+    for (unsigned i = 20; i < 500; i += 100) {
+        g_assert(ksm_free_hint(s.r, i * PAGE, 10 * PAGE) == 0);
+    }
+    util_passes(s.e, 2);
+    scanned = util_stats(s.e).pages_scanned;
+    for (unsigned i = 5; i < 500; i += 100) {
+        mem_fill(s.m, i, 50000 + i);
+    }
+    mem_fill(s.m, 511, 60000);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).pages_scanned == scanned + 6);
+    for (unsigned i = 20; i < 500; i += 100) {
+        mem_fill_run(s.m, i, 10, 70000 + i, 1);
+    }
+    scene_end(&s);
+}
+
+/* What was free, was given back and is used again is merged as any other. */
+static void test_freed_again(gconstpointer data)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, GPOINTER_TO_INT(data), MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1000, 1);
+    util_passes(s.e, 4);
+    g_assert(ksm_free_hint(s.r, 512 * PAGE, 512 * PAGE) == 0);
+    mem_gone(s.m, 512, 512);
+    ksm_freer_set_decay(s.e->freer, 0);
+    util_passes(s.e, 4);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    util_passes(s.e, 4);
+    /* noticed, whoever it is that tells */
+    ksm_freer_set_decay(s.e->freer, 0);
+    util_passes(s.e, 3 * CHECK_PASSES);
+    g_assert(util_stats(s.e).pages_sharing == 512);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_FREED] == 0);
+    scene_end(&s);
+}
+
+/* Pages that never are zeroes, where nothing else counts, are left alone. */
+static void test_smart_zero(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_ZERO, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 100, 1);
+    make_old(&s, 5);
+    g_assert(skips(&s, 5, 30000) == 8);
+    g_assert(skips(&s, 6, 30000) == 0);
+    scene_end(&s);
+}
+
+/* Without a source, what stays as it is is hashed in every ninth pass. */
+static void test_smart_checksum(void)
+{
+    KsmStats before, after;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_CHECKSUM, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 100, 1);
+    util_passes(s.e, 40);
+    before = util_stats(s.e);
+    util_passes(s.e, 90);
+    after = util_stats(s.e);
+    g_assert(after.pages_scanned - before.pages_scanned == 10 * PAGES);
+    g_assert(after.pages_skipped - before.pages_skipped == 80 * PAGES);
+    scene_end(&s);
 }
 
 /* Does the next step make a pass, though time stands still? */
@@ -1765,6 +1944,12 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/time-told", test_time_told);
     g_test_add_func("/scan/look-fails", test_look_fails);
     g_test_add_func("/scan/remove-midway", test_remove_midway);
+    g_test_add_func("/scan/remove-ripe", test_remove_ripe);
+    add_sources("/scan/asks", test_asks);
+    g_test_add_func("/scan/behind-freed", test_behind_freed);
+    add_sources("/scan/freed-again", test_freed_again);
+    g_test_add_func("/scan/smart/zero", test_smart_zero);
+    g_test_add_func("/scan/smart/checksum", test_smart_checksum);
     g_test_add_func("/scan/smart/off", test_smart_off);
     return g_test_run();
 }
