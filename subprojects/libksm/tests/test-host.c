@@ -568,6 +568,7 @@ static void in_refusing(const Refuses *c)
         all &= prim_real.random();
     }
     g_assert(any == UINT64_MAX && all == 0);
+    errno = EPERM;      /* of another call */
     fd = prim.uffd();
     if (c->text) {
         g_assert(fd < 0 && !ksm_supported(&error));

@@ -1075,8 +1075,7 @@ static void test_rest_turns(gconstpointer data)
     mem_fill_run(s.m, 1024, 512, 0, 0);
     mem_fill_run(s.m, 1536, 512, 7000, 1);
     util_passes(s.e, 6);
-    g_assert(util_stats(s.e).pages_sharing == 512);
-    g_assert(util_stats(s.e).zero_pages == 512);
+    g_assert(passes_until(&s, 1024));
     ksm_engine_set_run(s.e, false);
     util_passes(s.e, 1);    /* one that was under way */
     asked = &s;
@@ -1273,8 +1272,7 @@ static void test_rescan_tried(void)
     }
     prim.uffd_move = prim_real.uffd_move;
     ksm_rescan(s.e);
-    util_passes(s.e, 3);
-    g_assert(util_stats(s.e).pages_sharing == 64);
+    g_assert(passes_until(&s, 64));
     scene_end(&s);
 }
 
@@ -1610,8 +1608,7 @@ static void test_look_fails(void)
     }
     g_assert(util_stats(s.e).pages_scanned == 0);
     prim.pagemap = prim_real.pagemap;
-    util_passes(s.e, 4);
-    g_assert(util_stats(s.e).pages_sharing == 512);
+    g_assert(passes_until(&s, 512));
     scene_end(&s);
 }
 
@@ -1646,7 +1643,8 @@ static void test_remove_midway(void)
         r = util_add(s.e, m, &ops);
         mem_fill_run(s.m, 0, PAGES, 1, 1);
         util_passes(s.e, 3);
-        while (s.e->scan.phase != phases[i] || s.e->scan.region != s.r) {
+        while (s.e->scan.phase != phases[i] || s.e->scan.region != s.r ||
+               !s.e->scan.chunk) {
             ksm_step(s.e, 1);
         }
         util_remove(s.r);
@@ -1786,9 +1784,137 @@ static void test_freed_again(gconstpointer data)
     util_passes(s.e, 4);
     /* noticed, whoever it is that tells */
     ksm_freer_set_decay(s.e->freer, 0);
-    util_passes(s.e, 3 * CHECK_PASSES);
-    g_assert(util_stats(s.e).pages_sharing == 512);
+    g_assert(passes_until(&s, 512));
     g_assert(util_stats(s.e).reasons[KSM_REASON_FREED] == 0);
+    scene_end(&s);
+}
+
+static bool unknown;
+
+static bool sync_or_not(void *opaque, size_t first, size_t n,
+                        unsigned long *bitmap)
+{
+    return !unknown && mem_ops_log.dirty_sync(opaque, first, n, bitmap);
+}
+
+/* A log that cannot tell: all of it may have been written. */
+static void test_log_unknown(void)
+{
+    KsmRegionOps ops = mem_ops_log;
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_LOG);
+    uint64_t scanned;
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(PAGES, 100, MEM_SMALL);
+    ops.dirty_sync = sync_or_not;
+    r = util_add(e, m, &ops);
+    mem_fill_run(m, 0, PAGES, 1, 1);
+    util_passes(e, 6);
+    scanned = util_stats(e).pages_scanned;
+    unknown = true;
+    util_passes(e, 1);
+    unknown = false;
+    g_assert(util_stats(e).pages_volatile == PAGES);
+    util_passes(e, 4);
+    g_assert(util_stats(e).pages_scanned == scanned + PAGES);
+    region_check(r);
+    mem_check(m);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/*
+ * A log may tell of a write to a freed page that was before the hint: that one
+ * is no use of it, the next one is.
+ */
+static void test_freed_log(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_LOG, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    util_passes(s.e, 4);
+    mem_fill_run(s.m, 100, 20, 5000, 1);
+    g_assert(ksm_free_hint(s.r, 100 * PAGE, 20 * PAGE) == 0);
+    util_passes(s.e, 3);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_FREED] == 20);
+    mem_fill_run(s.m, 100, 20, 6000, 1);
+    util_passes(s.e, 3);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_FREED] == 0);
+    scene_end(&s);
+}
+
+static bool registered[PAGES];
+
+static void note_range(const UffdRange *range, bool on)
+{
+    size_t page = ((char *)range->addr - asked->m->addr) / PAGE;
+
+    for (size_t i = page; i < page + range->len / PAGE && i < PAGES; i++) {
+        registered[i] = on;
+    }
+}
+
+static int note_register(const UffdRange *range, unsigned mode)
+{
+    if (mode == UFFD_PROTECT && (char *)range->addr >= asked->m->addr) {
+        note_range(range, true);
+    }
+    return prim_real.uffd_register(range, mode);
+}
+
+static int note_unregister(const UffdRange *range)
+{
+    if ((char *)range->addr >= asked->m->addr) {
+        note_range(range, false);
+    }
+    return prim_real.uffd_unregister(range);
+}
+
+/*
+ * While merging is inhibited nothing of the region's own memory is left with
+ * our userfaultfd, whatever lies between; after that all of it is.
+ */
+static void test_paused(void)
+{
+    unsigned left = 0, again = 0;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 10000, 1);
+    mem_fill_run(s.m, 100, 64, 1, 1);
+    mem_fill_run(s.m, 300, 64, 1, 1);
+    mem_fill_run(s.m, 1300, 64, 1, 1);
+    g_assert(passes_until(&s, 128));
+    asked = &s;
+    memset(registered, true, sizeof(registered));
+    prim.uffd_register = note_register;
+    prim.uffd_unregister = note_unregister;
+    s.m->inhibited = "a test says so";
+    util_passes(s.e, 1);
+    for (unsigned i = 0; i < PAGES; i++) {
+        left += registered[i] && !page_is_mapped(s.r, i);
+        registered[i] = false;
+    }
+    g_assert(left == 0);
+    s.m->inhibited = NULL;
+    util_passes(s.e, 1);
+    for (unsigned i = 0; i < PAGES; i++) {
+        again += registered[i];
+        g_assert(registered[i] != page_is_mapped(s.r, i));
+    }
+    g_assert(again == PAGES - 192);
+    prim.uffd_register = prim_real.uffd_register;
+    prim.uffd_unregister = prim_real.uffd_unregister;
     scene_end(&s);
 }
 
@@ -1948,6 +2074,9 @@ int main(int argc, char **argv)
     add_sources("/scan/asks", test_asks);
     g_test_add_func("/scan/behind-freed", test_behind_freed);
     add_sources("/scan/freed-again", test_freed_again);
+    g_test_add_func("/scan/freed-log", test_freed_log);
+    g_test_add_func("/scan/log-unknown", test_log_unknown);
+    g_test_add_func("/scan/paused", test_paused);
     g_test_add_func("/scan/smart/zero", test_smart_zero);
     g_test_add_func("/scan/smart/checksum", test_smart_checksum);
     g_test_add_func("/scan/smart/off", test_smart_off);
