@@ -979,6 +979,15 @@ static bool is_ours(size_t page)
 }
 
 static bool wrote[PAGES];
+static void *busy_addr;     /* what was asked about last */
+static size_t busy_len;
+
+static bool note_busy(void *opaque, void *addr, size_t len)
+{
+    busy_addr = addr;
+    busy_len = len;
+    return false;
+}
 
 /* A child has all pages but those that are ours. */
 static ssize_t read_ours(int fd, void *buf, size_t len, off_t offset)
@@ -1004,6 +1013,7 @@ static int write_ours(void *addr, size_t len, int advice)
     if (advice == MADV_POPULATE_WRITE && (char *)addr >= faulted->m->addr &&
         page < PAGES) {
         g_assert(page + len / PAGE <= PAGES);
+        g_assert(addr == busy_addr && len == busy_len);
         for (size_t i = page; i < page + len / PAGE; i++) {
             g_assert(is_ours(i) && page_state(faulted->r, i) == PAGE_PINNED);
             wrote[i] = true;
@@ -1015,12 +1025,16 @@ static int write_ours(void *addr, size_t len, int advice)
 /* A write fault would copy what a child still has: those pages are left. */
 static void test_unshare_ours(void)
 {
+    static const KsmRegionOps ops = { .busy = note_busy };
     unsigned pinned = 0;
     Scene s;
 
-    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+    s.e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    if (!s.e) {
         return;
     }
+    s.m = mem_new(PAGES, 0, MEM_SMALL);
+    s.r = util_add(s.e, s.m, &ops);
     faulted = &s;
     memset(wrote, 0, sizeof(wrote));
     mem_fill_run(s.m, 512, 64, 1, 1);
@@ -1828,6 +1842,37 @@ static void test_log_unknown(void)
     mem_free(m);
 }
 
+static ssize_t protect_refused(PmScan *scan)
+{
+    return scan->protect ? -ENOMEM : prim_real.pagemap(scan);
+}
+
+/* As much where the kernel does not tell; but what is free is not used. */
+static void test_pagemap_unknown(void)
+{
+    KsmStats stats;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    util_passes(s.e, 6);
+    g_assert(ksm_free_hint(s.r, 100 * PAGE, 20 * PAGE) == 0);
+    prim.pagemap = protect_refused;
+    util_passes(s.e, 1);
+    prim.pagemap = prim_real.pagemap;
+    stats = util_stats(s.e);
+    g_assert(stats.pages_volatile == PAGES - 20);
+    g_assert(stats.reasons[KSM_REASON_FREED] == 20);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).pages_scanned == stats.pages_scanned +
+                                              PAGES - 20);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_FREED] == 20);
+    mem_fill_run(s.m, 100, 20, 5000, 1);
+    scene_end(&s);
+}
+
 /*
  * A log may tell of a write to a freed page that was before the hint: that one
  * is no use of it, the next one is.
@@ -1915,6 +1960,25 @@ static void test_paused(void)
     g_assert(again == PAGES - 192);
     prim.uffd_register = prim_real.uffd_register;
     prim.uffd_unregister = prim_real.uffd_unregister;
+    scene_end(&s);
+}
+
+/* A chunk that ends with the region is not huge because another one is. */
+static void test_edge_huge(void)
+{
+    Scene s;
+
+    s.e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    if (!s.e) {
+        return;
+    }
+    s.m = mem_new(3 * 512 + 100, 0, MEM_HUGE);
+    g_assert(madvise(s.m->addr + 3 * CHUNK, CHUNK, MADV_NOHUGEPAGE) == 0);
+    s.r = util_add(s.e, s.m, &mem_ops);
+    mem_fill_run(s.m, 0, 3 * 512, 1000, 1);
+    mem_fill_run(s.m, 3 * 512, 32, 1, 1);
+    mem_fill_run(s.m, 3 * 512 + 50, 32, 1, 1);
+    g_assert(passes_until(&s, 32));
     scene_end(&s);
 }
 
@@ -2077,6 +2141,8 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/freed-log", test_freed_log);
     g_test_add_func("/scan/log-unknown", test_log_unknown);
     g_test_add_func("/scan/paused", test_paused);
+    g_test_add_func("/scan/pagemap-unknown", test_pagemap_unknown);
+    g_test_add_func("/scan/edge-huge", test_edge_huge);
     g_test_add_func("/scan/smart/zero", test_smart_zero);
     g_test_add_func("/scan/smart/checksum", test_smart_checksum);
     g_test_add_func("/scan/smart/off", test_smart_off);
