@@ -9,6 +9,7 @@
  * (test-fault), races (test-prop), the rest of the machine (test-system).
  */
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -760,6 +761,8 @@ static void test_kept(void)
     s = util_stats(e);
     g_assert(e->pool.leaked > 0);
     g_assert(e->pool.top <= 64 * 512 + 2 * 8192);
+    /* nor is there room for much more than that */
+    g_assert(e->pool.capacity <= 8192 + 2 * (64 * 512 + e->pool.leaked));
     g_assert(s.reasons[KSM_REASON_NO_MEMORY] > 0);
     g_assert(s.profit < 0);
     mem_check(m);
@@ -813,12 +816,553 @@ static void test_twice(void)
     mem_free(twice);
 }
 
+/* --- forked children --- */
+
+static pid_t child_idle(int go[2])
+{
+    pid_t pid;
+
+    g_assert(!pipe(go));
+    fflush(stdout);
+    pid = fork();
+    if (pid == 0) {
+        char c;
+
+        close(go[1]);
+        /* until it is closed */
+        while (read(go[0], &c, 1) > 0) {
+            continue;
+        }
+        _exit(0);
+    }
+    g_assert(pid > 0);
+    return pid;
+}
+
+static void child_end(pid_t pid, const int go[2])
+{
+    int status;
+
+    close(go[0]);
+    close(go[1]);
+    g_assert(waitpid(pid, &status, 0) == pid);
+    g_assert(status == 0);
+}
+
+/* Slots kept for a child, when all that it may have had is written. */
+static uint64_t leaked_by_child(KsmEngine *e, Mem *m)
+{
+    static uint64_t unique;
+    uint64_t leaked;
+    int go[2];
+    pid_t pid;
+
+    mem_fill_run(m, 0, 512, 1, 1);
+    mem_fill_run(m, 512, 512, 1, 1);
+    util_passes(e, PASSES);
+    g_assert(util_stats(e).pages_sharing == 512);
+    pid = child_idle(go);
+    mem_fill_run(m, 0, 1024, unique += 1024, 1);
+    util_passes(e, PASSES);
+    g_assert(util_stats(e).pages_sharing == 0);
+    leaked = e->pool.leaked;
+    child_end(pid, go);
+    util_passes(e, 2);
+    g_assert(e->pool.leaked == 0);
+    return leaked;
+}
+
+static void stay_home(Mem *m)
+{
+    g_assert(madvise(m->addr, m->pages * PAGE, MADV_DONTFORK) == 0);
+}
+
+/*
+ * For a child that has none of the memory nothing is kept: all regions stay
+ * at home, whatever other attributes they have, and whatever was removed.
+ */
+static void test_fork_home(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    KsmRegion *r[4];
+    Mem *m[4];
+
+    if (!e || e->pool.keep_all) {
+        g_clear_pointer(&e, ksm_engine_free);
+        return;
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        m[i] = mem_new(1024, 0, MEM_SMALL);
+    }
+    stay_home(m[0]);
+    stay_home(m[1]);
+    g_assert(madvise(m[1]->addr, 1024 * PAGE, MADV_DONTDUMP) == 0);
+    stay_home(m[2]);
+    for (unsigned i = 0; i < 3; i++) {
+        r[i] = util_add(e, m[i], &mem_ops);
+    }
+    g_assert(leaked_by_child(e, m[1]) == 0);
+    util_remove(r[2]);
+    g_assert(leaked_by_child(e, m[0]) == 0);
+    r[3] = util_add(e, m[3], &mem_ops);
+    g_assert(leaked_by_child(e, m[3]) >= 512);
+    util_remove(r[3]);
+    r[2] = util_add(e, m[2], &mem_ops);
+    g_assert(leaked_by_child(e, m[2]) == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        util_remove(r[i]);
+    }
+    ksm_engine_free(e);
+    for (unsigned i = 0; i < 4; i++) {
+        mem_check(m[i]);
+        mem_free(m[i]);
+    }
+}
+
+static gpointer remove_it(gpointer region)
+{
+    g_assert(ksm_region_remove(region, KSM_REMOVE_FORGET) == 0);
+    return NULL;
+}
+
+static pid_t forked;
+
+static gpointer fork_it(gpointer go)
+{
+    forked = child_idle(go);
+    return NULL;
+}
+
+/* Until so many wait for the lock that is held. */
+static void wait_for_waiting(KsmLock *l, unsigned n)
+{
+    bool waiting = false;
+
+    while (!waiting) {
+        pthread_mutex_lock(&l->mutex);
+        waiting = l->next - l->serving == 1 + n;
+        pthread_mutex_unlock(&l->mutex);
+        g_usleep(100);
+    }
+}
+
+/* A region that is being removed counts as one that a child has. */
+static void test_fork_leaving(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    GThread *remover, *forker;
+    KsmRegion *r[2];
+    Mem *m[2];
+    int go[2];
+
+    if (!e || e->pool.keep_all) {
+        g_clear_pointer(&e, ksm_engine_free);
+        return;
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        m[i] = mem_new(PAGES, 0, MEM_SMALL);
+        if (i == 0) {
+            stay_home(m[0]);
+        }
+        r[i] = util_add(e, m[i], &mem_ops);
+    }
+    mem_fill_run(m[1], 0, 1024, 1, 1);
+    mem_fill_run(m[1], 1024, 1024, 1, 1);
+    util_passes(e, PASSES);
+    g_assert(util_stats(e).pages_sharing == 1024);
+    /* the first chunk is dropped, then there is a child, then the others */
+    lock_take(&e->lock);
+    remover = g_thread_new("remover", remove_it, r[1]);
+    wait_for_waiting(&e->lock, 1);
+    forker = g_thread_new("forker", fork_it, go);
+    wait_for_waiting(&e->lock, 2);
+    lock_release(&e->lock);
+    g_thread_join(remover);
+    g_thread_join(forker);
+    g_assert(e->regions->len == 1);
+    g_assert(e->pool.leaked == 1024);
+    child_end(forked, go);
+    util_passes(e, 2);
+    g_assert(e->pool.leaked == 0);
+    util_remove(r[0]);
+    ksm_engine_free(e);
+    mem_free(m[0]);
+    mem_free(m[1]);
+}
+
+/* What a child gets when it calls the engine that it has from its parent. */
+static void in_child(KsmEngine *e, KsmRegion *r, Mem *m)
+{
+    g_autoptr(GError) err = NULL;
+    void *more = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    KsmStats stats;
+
+    g_assert(ksm_step(e, 0) == -1);
+    g_assert(ksm_step(e, 1000) == -1);
+    g_assert(ksm_discard(r, 0, PAGE) == -EINVAL);
+    g_assert(ksm_free_hint(r, 0, PAGE) == -EINVAL);
+    g_assert(ksm_unmerge(r, 0, PAGE) == -EINVAL);
+    g_assert(ksm_region_remove(r, KSM_REMOVE_UNMERGE) == -ENOTSUP);
+    g_assert(!ksm_region_add(e, more, CHUNK, -1, NULL, NULL, &err));
+    g_assert(g_error_matches(err, KSM_ERROR, KSM_ERROR_UNSUPPORTED));
+    ksm_engine_get_stats(e, &stats);
+    g_assert(stats.pages_total == PAGES);
+    ksm_engine_free(e);
+    mem_check(m);
+    _exit(0);
+}
+
+static void test_fork_dead(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    Mem *m = mem_new(PAGES, 0, MEM_SMALL);
+    KsmRegion *r;
+    int status;
+    pid_t pid;
+
+    if (!e) {
+        mem_free(m);
+        return;
+    }
+    r = util_add(e, m, &mem_ops);
+    mem_fill_run(m, 0, 1024, 1, 1);
+    mem_fill_run(m, 1024, 1024, 1, 1);
+    util_passes(e, PASSES);
+    fflush(stdout);
+    pid = fork();
+    if (pid == 0) {
+        in_child(e, r, m);
+    }
+    g_assert(pid > 0 && waitpid(pid, &status, 0) == pid);
+    g_assert(status == 0);
+    /* and ours is alive */
+    g_assert(ksm_step(e, 0) >= 0);
+    g_assert(util_stats(e).pages_sharing == 1024);
+    util_remove(r);
+    mem_check(m);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* --- statistics --- */
+
+static KsmStats region_stats(KsmRegion *r)
+{
+    KsmStats s;
+
+    ksm_region_get_stats(r, &s);
+    return s;
+}
+
+/* What a region has is its own; the engine's is the sum of all. */
+static void check_sum(KsmEngine *e, KsmRegion *a, KsmRegion *b)
+{
+    KsmStats s = util_stats(e), sa = region_stats(a), sb = region_stats(b);
+
+    g_assert(s.pages_total == sa.pages_total + sb.pages_total);
+    g_assert(s.pages_unshared == sa.pages_unshared + sb.pages_unshared);
+    g_assert(s.pages_volatile == sa.pages_volatile + sb.pages_volatile);
+    g_assert(s.zero_pages == sa.zero_pages + sb.zero_pages);
+    g_assert(s.merged == sa.merged + sb.merged);
+    g_assert(s.merged_runs == sa.merged_runs + sb.merged_runs);
+    g_assert(s.page_tables == sa.page_tables + sb.page_tables);
+    g_assert(s.cow_broken == sa.cow_broken + sb.cow_broken);
+    g_assert(s.free_hinted == sa.free_hinted + sb.free_hinted);
+    g_assert(s.pages_shared + s.pages_sharing ==
+             sa.pages_sharing + sb.pages_sharing);
+    g_assert(s.metadata > sa.metadata + sb.metadata);
+    for (unsigned i = 0; i < KSM_REASON_MAX; i++) {
+        g_assert(s.reasons[i] == sa.reasons[i] + sb.reasons[i]);
+    }
+    /* per mapping: between 500 bytes and 1 KiB of the kernel's memory */
+    g_assert(s.page_tables >= 500 * s.merged_runs);
+    g_assert(s.page_tables <= 1024 * s.merged_runs);
+    g_assert(s.profit == (int64_t)((s.pages_sharing + s.zero_pages) * PAGE) -
+                         (int64_t)s.metadata - (int64_t)s.page_tables);
+    g_assert(sa.profit == (int64_t)((sa.pages_sharing + sa.zero_pages) * PAGE)
+                          - (int64_t)sa.metadata - (int64_t)sa.page_tables);
+}
+
+static void test_stats(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_AUTO);
+    Mem *a = mem_new(1024, 0, MEM_SMALL), *b = mem_new(1024, 0, MEM_SMALL);
+    KsmRegion *ra, *rb;
+    KsmStats s;
+
+    if (!e) {
+        mem_free(a);
+        mem_free(b);
+        return;
+    }
+    g_assert(util_stats(e).dirty == KSM_DIRTY_AUTO);
+    g_assert(util_stats(e).state == KSM_STATE_IDLE);
+    ra = util_add(e, a, &mem_ops_log);
+    g_assert(util_stats(e).dirty == KSM_DIRTY_LOG);
+    rb = util_add(e, b, &mem_ops);
+    g_assert(util_stats(e).dirty == KSM_DIRTY_AUTO);
+    g_assert(region_stats(ra).dirty == KSM_DIRTY_LOG);
+    g_assert(region_stats(rb).dirty == rb->dirty);
+    mem_fill_run(a, 0, 512, 1, 1);
+    mem_fill_run(b, 0, 512, 1, 1);
+    mem_fill_run(a, 512, 100, 0, 0);
+    mem_fill_run(a, 612, 400, 5000, 1);
+    util_passes(e, PASSES);
+    check_sum(e, ra, rb);
+    s = region_stats(ra);
+    g_assert(s.pages_total == 1024 && s.pages_sharing == 512);
+    g_assert(s.pages_unshared == 400 && s.zero_pages == 100);
+    g_assert(s.reasons[KSM_REASON_UNIQUE] == 400);
+    g_assert(s.merged == 612 && s.merged_runs >= 1);
+    /* six bytes a page, and little else */
+    g_assert(s.metadata >= 6 * 1024 && s.metadata <= 16 * 1024);
+    mem_fill_run(a, 100, 10, 9000, 1);
+    mem_fill_run(b, 200, 20, 9500, 1);
+    g_assert(ksm_free_hint(rb, 500 * PAGE, 7 * PAGE) == 0);
+    util_passes(e, PASSES);
+    mem_fill_run(a, 700, 33, 7777, 1);
+    util_passes(e, 1);
+    check_sum(e, ra, rb);
+    s = region_stats(ra);
+    g_assert(s.cow_broken == 10 && s.free_hinted == 0);
+    g_assert(s.pages_volatile == 33);
+    g_assert(s.reasons[KSM_REASON_VOLATILE] == 33);
+    g_assert(region_stats(rb).cow_broken >= 20);
+    g_assert(region_stats(rb).free_hinted == 7);
+    mem_fill_run(b, 500, 7, 1, 1);
+    util_remove(ra);
+    util_remove(rb);
+    ksm_engine_free(e);
+    mem_free(a);
+    mem_free(b);
+}
+
+/* Why nothing is merged at all has a name of its own. */
+static void test_stats_state(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    Mem *m = mem_new(1024, 0, MEM_SMALL);
+    KsmRegion *r;
+    KsmStats s;
+
+    if (!e) {
+        mem_free(m);
+        return;
+    }
+    r = util_add(e, m, &mem_ops);
+    mem_fill_run(m, 0, 1024, 1, 1);
+    util_passes(e, PASSES);
+    s = util_stats(e);
+    g_assert(s.state == KSM_STATE_IDLE && region_stats(r).state == s.state);
+    mem_fill_run(m, 0, 300, 5000, 1);
+    util_passes(e, 1);
+    s = util_stats(e);
+    g_assert(s.reasons[KSM_REASON_VOLATILE] == 300);
+    g_assert(s.reasons[KSM_REASON_INHIBITED] == 0);
+    m->inhibited = "a test says so";
+    util_passes(e, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        s = i ? region_stats(r) : util_stats(e);
+        g_assert(s.state == KSM_STATE_INHIBITED);
+        g_assert(!g_strcmp0(s.inhibited, "a test says so"));
+        g_assert(s.reasons[KSM_REASON_INHIBITED] == 300);
+        g_assert(s.reasons[KSM_REASON_VOLATILE] == 0);
+        g_assert(s.reasons[KSM_REASON_NOT_SCANNED] == 0);
+        g_assert(s.reasons[KSM_REASON_UNIQUE] == 724);
+    }
+    m->inhibited = NULL;
+    util_passes(e, 1);
+    s = util_stats(e);
+    g_assert(s.state != KSM_STATE_INHIBITED && !s.inhibited);
+    g_assert(s.reasons[KSM_REASON_INHIBITED] == 0);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* What was not looked at yet when it was switched off never will be. */
+static void test_stats_off(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    Mem *m = mem_new(1024, 0, MEM_SMALL);
+    uint64_t left = 0;
+    KsmRegion *r;
+    KsmStats s;
+
+    if (!e) {
+        mem_free(m);
+        return;
+    }
+    r = util_add(e, m, &mem_ops);
+    mem_fill_run(m, 0, 1024, 1, 1);
+    for (unsigned i = 0; !left; i++) {
+        g_assert(i < 1000 && ksm_step(e, 1) >= 0);
+        left = util_stats(e).reasons[KSM_REASON_NOT_SCANNED];
+    }
+    g_assert(util_stats(e).reasons[KSM_REASON_RUN_OFF] == 0);
+    ksm_engine_set_run(e, false);
+    for (unsigned i = 0; i < 2; i++) {
+        s = i ? region_stats(r) : util_stats(e);
+        g_assert(s.state == KSM_STATE_OFF);
+        g_assert(s.reasons[KSM_REASON_RUN_OFF] == left);
+        g_assert(s.reasons[KSM_REASON_NOT_SCANNED] == 0);
+    }
+    ksm_engine_set_run(e, true);
+    util_passes(e, PASSES);
+    s = util_stats(e);
+    g_assert(s.reasons[KSM_REASON_RUN_OFF] == 0 && s.pages_unshared == 1024);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* The histogram of stalls and what is told of it. */
+static void test_stats_stall(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_CHECKSUM);
+    KsmStats s;
+
+    if (!e) {
+        return;
+    }
+    s = util_stats(e);
+    g_assert(s.stall_count == 0 && s.stall_p50 == 0 && s.stall_max == 0);
+    engine_stall(e, 999);
+    s = util_stats(e);
+    g_assert(s.stall[0] == 1 && s.stall_count == 1);
+    g_assert(s.stall_p50 == 999 && s.stall_p99 == 999 && s.stall_max == 999);
+    for (unsigned i = 0; i < 98; i++) {
+        engine_stall(e, i % 2 ? 1000 : 1999);
+    }
+    engine_stall(e, UINT64_C(1000000000));
+    s = util_stats(e);
+    g_assert(s.stall[0] == 1 && s.stall[1] == 98 && s.stall[20] == 1);
+    g_assert(s.stall_count == 100 && s.stall_max == UINT64_C(1000000000));
+    g_assert(s.stall_p50 == 2000 && s.stall_p99 == 2000);
+    engine_stall(e, 3000);
+    s = util_stats(e);
+    g_assert(s.stall[2] == 1 && s.stall_p50 == 2000 && s.stall_p99 == 4000);
+    for (unsigned i = 0; i < 200; i++) {
+        engine_stall(e, UINT64_C(900000000));
+    }
+    s = util_stats(e);
+    g_assert(s.stall_p50 == UINT64_C(1000000000));
+    g_assert(s.stall_max == UINT64_C(1000000000));
+    engine_stall(e, UINT64_MAX);
+    s = util_stats(e);
+    g_assert(s.stall[KSM_STALL_BUCKETS - 1] == 1);
+    g_assert(s.stall_max == UINT64_MAX);
+    ksm_engine_free(e);
+}
+
+/* What is out of range is made the nearest that is not. */
+static void test_config(void)
+{
+    KsmConfig config;
+    KsmEngine *e;
+
+    if (!ksm_supported(NULL)) {
+        g_test_skip("no engine here");
+        return;
+    }
+    ksm_config_init(&config);
+    g_assert(config.max_cpu == 10 && config.split_min_pages == 64);
+    g_assert(config.max_page_sharing == 256 && config.smart_scan);
+    g_assert(config.vma_reserve_percent == 25 && !config.vma_reserve);
+    g_assert(config.stall_limit_ns == 1000000 && !config.target_scan_s);
+    config.max_cpu = config.split_min_pages = config.max_page_sharing = 0;
+    e = ksm_engine_new(&config, NULL);
+    g_assert(e->cfg.max_cpu == 1 && e->cfg.split_min_pages == 1);
+    g_assert(e->cfg.max_page_sharing == 2);
+    ksm_engine_set_max_cpu(e, 1000);
+    g_assert(e->cfg.max_cpu == 100);
+    ksm_engine_set_max_cpu(e, 37);
+    g_assert(e->cfg.max_cpu == 37);
+    ksm_engine_set_max_cpu(e, 0);
+    g_assert(e->cfg.max_cpu == 1);
+    ksm_engine_free(e);
+    config.max_cpu = config.split_min_pages = UINT_MAX;
+    config.max_page_sharing = config.vma_reserve_percent = UINT_MAX;
+    e = ksm_engine_new(&config, NULL);
+    g_assert(e->cfg.max_cpu == 100 && e->cfg.split_min_pages == 512);
+    g_assert(e->cfg.max_page_sharing > 256);
+    g_assert(e->cfg.vma_reserve_percent == 99);
+    ksm_engine_free(e);
+}
+
+/* --- more than is asked about at once --- */
+
+#define BIG_CHUNKS  66u
+#define BIG_PAGES   (BIG_CHUNKS * 512)
+static unsigned big_asked[BIG_PAGES / 64];
+
+/* In words of a bitmap, where the region begins at one. */
+static bool big_sync(void *opaque, size_t first, size_t n,
+                     unsigned long *bitmap)
+{
+    g_assert(first + n <= BIG_PAGES);
+    for (size_t i = first; i < first + n; i++) {
+        big_asked[i / 64]++;
+    }
+    return mem_ops_log.dirty_sync(opaque, first, n, bitmap);
+}
+
+/* Wherever memory is written, it is found, and asked about once a pass. */
+static void test_big(gconstpointer data)
+{
+    KsmDirtySource dirty = GPOINTER_TO_INT(data);
+    KsmRegionOps ops = dirty == KSM_DIRTY_LOG ? mem_ops_log : mem_ops;
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, dirty);
+    /* first and last, and around the end of the first piece */
+    static const size_t at[] = { 0, 63 * 512 + 380, 64 * 512 - 100,
+                                 65 * 512 + 50, BIG_PAGES - 16 };
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(BIG_PAGES, 100, MEM_SMALL);
+    if (ops.dirty_sync) {
+        ops.dirty_sync = big_sync;
+    }
+    r = util_add(e, m, &ops);
+    util_passes(e, 3);
+    for (unsigned i = 0; i < G_N_ELEMENTS(at); i++) {
+        mem_fill_run(m, at[i], 16, 1, 1);
+    }
+    util_passes(e, 6);
+    g_assert(util_stats(e).pages_sharing == 16 * (G_N_ELEMENTS(at) - 1));
+    for (unsigned i = 0; i < G_N_ELEMENTS(at); i++) {
+        mem_fill_run(m, at[i] + (i == 4 ? -40 : 100), 16, 700, 1);
+    }
+    util_passes(e, 6);
+    g_assert(util_stats(e).pages_sharing == 32 * (G_N_ELEMENTS(at) - 1));
+    memset(big_asked, 0, sizeof(big_asked));
+    util_passes(e, 1);
+    for (unsigned i = 0; i < G_N_ELEMENTS(big_asked); i++) {
+        g_assert(big_asked[i] == (dirty == KSM_DIRTY_LOG ? 64 : 0));
+    }
+    for (unsigned i = 0; i < G_N_ELEMENTS(at); i++) {
+        size_t from = at[i] * PAGE;
+
+        g_assert(!memcmp(m->addr + from, m->shadow + from, 16 * PAGE));
+    }
+    region_check(r);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
 static void add_case(unsigned i, unsigned k, MemPages pages)
 {
     g_autofree char *path =
         g_strdup_printf("/engine/%s/%s/%s", kinds[i].name, sources[k].name,
                         pages == MEM_HUGE ? "huge" : "small");
-    Case *c = g_new(Case, 1);
+    static Case cases[G_N_ELEMENTS(kinds) * G_N_ELEMENTS(sources) * 2];
+    static unsigned n_cases;
+    Case *c = &cases[n_cases++];
 
     *c = (Case) { kinds[i].scope, sources[k].dirty, pages, kinds[i].run };
     g_test_add_vtable(path, sizeof(Fixture), c,
@@ -837,6 +1381,21 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/ids", test_ids);
     g_test_add_func("/engine/node", test_node);
     g_test_add_func("/engine/drop", test_drop);
+    g_test_add_func("/engine/child/home", test_fork_home);
+    g_test_add_func("/engine/child/leaving", test_fork_leaving);
+    g_test_add_func("/engine/child/dead", test_fork_dead);
+    g_test_add_func("/engine/stats/sum", test_stats);
+    g_test_add_func("/engine/stats/state", test_stats_state);
+    g_test_add_func("/engine/stats/off", test_stats_off);
+    g_test_add_func("/engine/stats/stall", test_stats_stall);
+    g_test_add_func("/engine/config", test_config);
+    for (unsigned k = 0; k < G_N_ELEMENTS(sources); k++) {
+        g_autofree char *path = g_strconcat("/engine/big/", sources[k].name,
+                                            NULL);
+
+        g_test_add_data_func(path, GINT_TO_POINTER(sources[k].dirty),
+                             test_big);
+    }
     for (unsigned i = 0; i < G_N_ELEMENTS(kinds); i++) {
         for (unsigned k = 0; k < G_N_ELEMENTS(sources); k++) {
             if (kinds[i].counts_hashes &&

@@ -16,6 +16,7 @@
 
 #include "broken.h"
 #include "engine.h"
+#include "hash.h"
 #include "prim.h"
 #include "scan.h"
 #include "util.h"
@@ -69,6 +70,8 @@ static void scene_end(Scene *s)
     util_remove(s->r);
     mem_check(s->m);
     g_assert(util_stats(s->e).pages_shared == 0);
+    /* nor is any page of it known by its content */
+    g_assert(s->e->index.count == 0);
     ksm_engine_free(s->e);
     mem_free(s->m);
 }
@@ -1593,6 +1596,1194 @@ static void test_refused(void)
     scene_end(&s);
 }
 
+/* --- what is asked of the kernel, and where --- */
+
+static Scene *asked;
+static unsigned armed;      /* pages protected when a chunk was first seen */
+static size_t asked_page, asked_len;
+
+/* Nothing outside of the region; at first sight of a chunk, that chunk. */
+static ssize_t arm_pagemap(PmScan *scan)
+{
+    const Mem *m = asked->m;
+    uintptr_t start = (uintptr_t)m->addr, end = start + m->pages * PAGE;
+
+    g_assert(scan->start >= start && scan->start < scan->end);
+    g_assert(scan->end <= end);
+    if (scan->protect && asked->e->scan.phase != PHASE_SYNC) {
+        g_assert(scan->start / CHUNK == (scan->end - 1) / CHUNK);
+        armed += (scan->end - scan->start) / PAGE;
+    }
+    return prim_real.pagemap(scan);
+}
+
+static bool array_written;  /* memory for what is kept of @asked_page */
+
+static int arm_advise(void *addr, size_t len, int advice)
+{
+    const char *tag = (char *)(asked->r->tag + asked_page);
+    size_t tags = asked_len * sizeof(*asked->r->tag);
+
+    g_assert((uintptr_t)addr % PAGE == 0 && len % PAGE == 0);
+    if (advice == MADV_POPULATE_WRITE && (char *)addr < tag + tags &&
+        (char *)addr + len > tag) {
+        array_written = true;
+        g_assert((char *)addr <= tag && (char *)addr + len >= tag + tags);
+        g_assert(len <= tags + 2 * PAGE);
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+/*
+ * A page that is protected without being asked for loses a write: that is
+ * done to what is about to be looked at, and to nothing else, wherever the
+ * region begins and ends.
+ */
+static void test_arm(gconstpointer data)
+{
+    bool vm = GPOINTER_TO_INT(data);
+    Scene s;
+
+    s.e = util_engine(vm ? KSM_SCOPE_VM : KSM_SCOPE_ZERO, KSM_DIRTY_PAGEMAP);
+    if (!s.e) {
+        return;
+    }
+    s.m = mem_new(PAGES, 100, MEM_SMALL);
+    s.r = util_add(s.e, s.m, &mem_ops);
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    asked = &s;
+    asked_page = 2 * CHUNK_PAGES;
+    asked_len = CHUNK_PAGES;
+    armed = 0;
+    array_written = false;
+    prim.pagemap = arm_pagemap;
+    prim.advise = arm_advise;
+    util_passes(s.e, 4);
+    prim.advise = prim_real.advise;
+    g_assert(armed == PAGES);
+    /* without hashes there is no need for room to keep them */
+    g_assert(array_written == vm);
+    /* a page of one chunk is written as another is seen for the first time */
+    ksm_discard(s.r, 0, 412 * PAGE);
+    mem_gone(s.m, 0, 412);
+    util_passes(s.e, 4);
+    prim.pagemap = prim_real.pagemap;
+    scene_end(&s);
+}
+
+static bool is_ours(size_t page)
+{
+    return page % 7 < 3;
+}
+
+static bool wrote[PAGES];
+static void *busy_addr;     /* what was asked about last */
+static size_t busy_len;
+
+static bool note_busy(void *opaque, void *addr, size_t len)
+{
+    busy_addr = addr;
+    busy_len = len;
+    return false;
+}
+
+/* A child has all pages but those that are ours. */
+static ssize_t read_ours(int fd, void *buf, size_t len, off_t offset)
+{
+    ssize_t ret = prim_real.read_at(fd, buf, len, offset);
+    uint64_t *entry = buf;
+    size_t first = offset / sizeof(*entry) -
+                   (uintptr_t)faulted->m->addr / PAGE;
+
+    for (size_t i = 0; i < len / sizeof(*entry) && ret > 0; i++) {
+        bool ours = first + i < PAGES && is_ours(first + i);
+
+        entry[i] &= ~(UINT64_C(1) << 56);
+        entry[i] |= (uint64_t)ours << 56;
+    }
+    return ret;
+}
+
+static int write_ours(void *addr, size_t len, int advice)
+{
+    size_t page = ((char *)addr - faulted->m->addr) / PAGE;
+
+    if (advice == MADV_POPULATE_WRITE && (char *)addr >= faulted->m->addr &&
+        page < PAGES) {
+        g_assert(page + len / PAGE <= PAGES);
+        g_assert(addr == busy_addr && len == busy_len);
+        for (size_t i = page; i < page + len / PAGE; i++) {
+            g_assert(is_ours(i) && page_state(faulted->r, i) == PAGE_PINNED);
+            wrote[i] = true;
+        }
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+/* A write fault would copy what a child still has: those pages are left. */
+static void test_unshare_ours(void)
+{
+    static const KsmRegionOps ops = { .busy = note_busy };
+    unsigned pinned = 0;
+    Scene s;
+
+    s.e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    if (!s.e) {
+        return;
+    }
+    s.m = mem_new(PAGES, 0, MEM_SMALL);
+    s.r = util_add(s.e, s.m, &ops);
+    faulted = &s;
+    memset(wrote, 0, sizeof(wrote));
+    mem_fill_run(s.m, 512, 64, 1, 1);
+    mem_fill_run(s.m, 1024 + 100, 64, 1, 1);
+    mem_fill_run(s.m, 1536 + 448, 64, 1, 1);
+    prim.uffd_move = move_refused;
+    prim.read_at = read_ours;
+    prim.advise = write_ours;
+    util_passes(s.e, 20);
+    for (unsigned i = 0; i < PAGES; i++) {
+        bool is = page_state(s.r, i) == PAGE_PINNED;
+
+        pinned += is;
+        g_assert(!is || wrote[i] == is_ours(i));
+    }
+    g_assert(pinned >= 64);
+    prim.advise = prim_real.advise;
+    prim.read_at = prim_real.read_at;
+    prim.uffd_move = prim_real.uffd_move;
+    scene_end(&s);
+}
+
+static unsigned looks[PAGES / CHUNK_PAGES];
+
+/* The chunk that is asked about; beyond the last: memory of the engine. */
+static size_t asked_chunk(const PmScan *scan)
+{
+    return (scan->start - (uintptr_t)asked->m->addr) / CHUNK;
+}
+
+static ssize_t count_looks(PmScan *scan)
+{
+    g_assert(asked_chunk(scan) < G_N_ELEMENTS(looks));
+    looks[asked_chunk(scan)]++;
+    g_assert(!scan->protect);
+    return prim_real.pagemap(scan);
+}
+
+/*
+ * While a region rests, a pass looks at a part of what is merged, the next
+ * one at another; never at what is not merged.
+ */
+static void test_rest_turns(gconstpointer data)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, GPOINTER_TO_INT(data), MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    mem_fill_run(s.m, 1024, 512, 0, 0);
+    mem_fill_run(s.m, 1536, 512, 7000, 1);
+    util_passes(s.e, 6);
+    g_assert(passes_until(&s, 1024));
+    ksm_engine_set_run(s.e, false);
+    util_passes(s.e, 1);    /* one that was under way */
+    asked = &s;
+    memset(looks, 0, sizeof(looks));
+    prim.pagemap = count_looks;
+    for (unsigned i = 1; i <= CHECK_PASSES; i++) {
+        util_passes(s.e, 1);
+        g_assert(looks[0] + looks[1] + looks[2] <= i);
+    }
+    g_assert(looks[0] == 1 && looks[1] == 1 && looks[2] == 1);
+    g_assert(looks[3] == 0);
+    /* what is all written, or all in use again, is no longer looked at */
+    mem_fill_run(s.m, 512, 1024, 9000, 1);
+    util_passes(s.e, CHECK_PASSES);
+    g_assert(util_stats(s.e).zero_pages == 0);
+    util_passes(s.e, CHECK_PASSES);
+    g_assert(looks[0] == 3 && looks[1] == 2 && looks[2] == 2);
+    prim.pagemap = prim_real.pagemap;
+    ksm_engine_set_run(s.e, true);
+    scene_end(&s);
+}
+
+static unsigned turn, turns[PAGES / CHUNK_PAGES];
+
+/* In which order chunks are looked at, the first time each. */
+static ssize_t order_looks(PmScan *scan)
+{
+    size_t chunk = asked_chunk(scan);
+
+    if (asked->e->scan.phase != PHASE_SYNC && chunk < G_N_ELEMENTS(turns) &&
+        !turns[chunk]) {
+        turns[chunk] = ++turn;
+    }
+    return prim_real.pagemap(scan);
+}
+
+/* A pass in which there is something new in chunks 0 and 3. */
+static void pass_order(Scene *s, size_t page)
+{
+    turn = 0;
+    memset(turns, 0, sizeof(turns));
+    g_assert(ksm_discard(s->r, page * PAGE, PAGE) == 0);
+    g_assert(ksm_discard(s->r, (1700 + page) * PAGE, PAGE) == 0);
+    mem_gone(s->m, page, 1);
+    util_passes(s->e, 1);
+    g_assert(turns[0] && turns[3]);
+}
+
+/* Where merging paid before, though little, comes first for a while. */
+static void test_order(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 1024, 1000, 1);
+    mem_fill_run(s.m, 1024, 16, 1, 1);
+    util_passes(s.e, 3);
+    asked = &s;
+    prim.pagemap = order_looks;
+    pass_order(&s, 100);
+    g_assert(turns[0] < turns[3]);
+    mem_fill_run(s.m, 1536, 16, 1, 1);
+    for (unsigned i = 0; !util_stats(s.e).pages_sharing; i++) {
+        g_assert(i < 8);
+        util_passes(s.e, 1);
+    }
+    pass_order(&s, 101);
+    g_assert(turns[3] < turns[0]);
+    util_passes(s.e, 4);
+    pass_order(&s, 102);
+    g_assert(turns[0] < turns[3]);
+    prim.pagemap = prim_real.pagemap;
+    scene_end(&s);
+}
+
+/* --- smart scan --- */
+
+/* Writes the page so often with what is nowhere else that it is left alone. */
+static void make_old(Scene *s, size_t page)
+{
+    for (unsigned i = 0; i < 7; i++) {
+        mem_fill(s->m, page, 20000 + 10 * page + i);
+        util_passes(s->e, 12);
+    }
+}
+
+/* Passes over the page after it was written. */
+static uint64_t skips(Scene *s, size_t page, uint64_t content)
+{
+    uint64_t skipped = util_stats(s->e).pages_skipped;
+
+    mem_fill(s->m, page, content);
+    util_passes(s->e, 16);
+    return util_stats(s->e).pages_skipped - skipped;
+}
+
+/* One page that has others equal to it is too few to be merged. */
+static void test_smart_equal(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 100, 1);
+    util_passes(s.e, 4);
+    g_assert(util_stats(s.e).pages_skipped == 0);
+    make_old(&s, 5);
+    make_old(&s, 700);
+    make_old(&s, 1100);
+    g_assert(skips(&s, 1100, 30000) == 8);
+    g_assert(skips(&s, 1100, 30001) == 8);
+    /* both have met something equal, which is forgiven as if they were new */
+    mem_fill(s.m, 5, 40000);
+    util_passes(s.e, 16);
+    g_assert(skips(&s, 700, 40000) == 8);
+    g_assert(util_stats(s.e).pages_sharing == 0);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_NOT_WORTH] == 2);
+    for (unsigned i = 0; i < 5; i++) {
+        static const unsigned want[] = { 0, 0, 1, 2, 4 };
+
+        g_assert(skips(&s, 5, 50000 + i) == want[i]);
+        g_assert(skips(&s, 700, 60000 + i) == want[i]);
+    }
+    scene_end(&s);
+}
+
+/* All ages are forgotten, those of the first page and of the last. */
+static void test_rescan(void)
+{
+    static const size_t old[] = { 0, 511, 512, 1300, PAGES - 1 };
+    unsigned n = G_N_ELEMENTS(old);
+    KsmStats before, after;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 100, 1);
+    for (unsigned i = 0; i < n; i++) {
+        make_old(&s, old[i]);
+    }
+    for (unsigned round = 0; round < 2; round++) {
+        for (unsigned i = 0; i < n; i++) {
+            mem_fill(s.m, old[i], 90000 + 100 * round + i);
+        }
+        before = util_stats(s.e);
+        if (round) {
+            ksm_rescan(s.e);
+        }
+        util_passes(s.e, 4);
+        after = util_stats(s.e);
+        g_assert(after.pages_scanned - before.pages_scanned ==
+                 (round ? n : 0));
+        g_assert((after.pages_skipped > before.pages_skipped) == !round);
+        util_passes(s.e, 12);
+    }
+    scene_end(&s);
+}
+
+static int isolations_refused(int fd, void *to, void *from, size_t len,
+                              size_t *done)
+{
+    touched++;
+    *done = 0;
+    return -EINVAL;
+}
+
+/* What was tried for nothing, and is left alone for long, is tried again. */
+static void test_rescan_tried(void)
+{
+    unsigned tries;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 512, 64, 1, 1);
+    mem_fill_run(s.m, 1536, 64, 1, 1);
+    touched = 0;
+    prim.uffd_move = isolations_refused;
+    util_passes(s.e, 140);
+    tries = touched;
+    util_passes(s.e, 20);
+    g_assert(touched <= tries + 2);
+    for (unsigned i = 0; i < 3; i++) {
+        tries = touched;
+        ksm_rescan(s.e);
+        util_passes(s.e, 3);
+        g_assert(touched > tries);
+        util_passes(s.e, 5);
+    }
+    prim.uffd_move = prim_real.uffd_move;
+    ksm_rescan(s.e);
+    g_assert(passes_until(&s, 64));
+    scene_end(&s);
+}
+
+/* --- collisions --- */
+
+/* The 32 bits that are kept first are the same for every content. */
+static uint64_t hash_alike(const void *page, uint64_t seed)
+{
+    uint32_t low = hash_base(page, seed);
+
+    return low | (uint64_t)(low ^ 0x12345678) << 32;
+}
+
+/*
+ * That pages were taken for equal which are not makes nobody forget which of
+ * their neighbours are written.
+ */
+static void test_collided(gconstpointer data)
+{
+    static const char zeroes[PAGE];
+    KsmStats stats = { 0 };
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, GPOINTER_TO_INT(data), MEM_SMALL)) {
+        return;
+    }
+    ksm_engine_set_smart_scan(s.e, false);
+    s.e->hash = hash_alike;
+    s.e->zero_hash = hash_alike(zeroes, s.e->seed);
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1000, 1);
+    for (unsigned i = 0; i < 1000 && !stats.verify_failed; i++) {
+        ksm_step(s.e, 1);
+        stats = util_stats(s.e);
+    }
+    g_assert(stats.verify_failed > 0 && stats.pages_sharing == 0);
+    mem_fill_run(s.m, 0, 512, 5000, 1);
+    mem_fill_run(s.m, 512, 512, 5000, 1);
+    for (unsigned i = 0; i < 40; i++) {
+        util_passes(s.e, 1);
+        stats = util_stats(s.e);
+    }
+    /* but for what was in the pool by then */
+    g_assert(stats.pages_sharing >= 510);
+    scene_end(&s);
+}
+
+/* --- time --- */
+
+#define SECOND UINT64_C(1000000000)
+static uint64_t clock_ns;
+
+static uint64_t now_as_told(void)
+{
+    return clock_ns;
+}
+
+/* A pass is to take so long: all of it is spread, and no wait is long. */
+static void test_target(void)
+{
+    enum { CHUNKS = 16, TARGET = 8 };
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    uint64_t start, scanned, half = 0, scans;
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    clock_ns = 1000 * SECOND;
+    prim.now_ns = now_as_told;
+    m = mem_new(CHUNKS * 512, 0, MEM_SMALL);
+    r = util_add(e, m, &mem_ops);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        mem_fill(m, i * 512, 1 + i);
+    }
+    util_passes(e, 6);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        mem_fill(m, i * 512, 1000 + i);
+    }
+    /* found to be written, and not asked about in the pass after that */
+    util_passes(e, 2);
+    ksm_engine_set_target_scan(e, TARGET);
+    scanned = util_stats(e).pages_scanned;
+    scans = util_stats(e).full_scans;
+    start = clock_ns;
+    while (util_stats(e).full_scans == scans) {
+        int64_t wait = ksm_step(e, 1);
+
+        g_assert(wait >= 0 && wait <= (int64_t)SECOND);
+        if (!half &&
+            util_stats(e).pages_scanned >= scanned + CHUNKS / 2) {
+            half = clock_ns - start;
+        }
+        clock_ns += wait;
+    }
+    g_test_message("half after %" PRIu64 " ms, all after %" PRIu64 " ms",
+                   half / 1000000, (clock_ns - start) / 1000000);
+    g_assert(util_stats(e).pages_scanned == scanned + CHUNKS);
+    g_assert(half >= TARGET * SECOND / 4 && half <= TARGET * SECOND * 3 / 4);
+    g_assert(clock_ns - start >= TARGET * SECOND * 3 / 4);
+    g_assert(clock_ns - start <= TARGET * SECOND * 5 / 4);
+    util_remove(r);
+    mem_check(m);
+    prim.now_ns = prim_real.now_ns;
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+static uint64_t cpu_still(void)
+{
+    return 1;
+}
+
+/*
+ * Time passes as the engine asked for, and not more: then a pass is due.  The
+ * wait after it.
+ */
+static uint64_t pass_wait(KsmEngine *e)
+{
+    uint64_t scans = util_stats(e).full_scans;
+    int64_t wait = 0;
+
+    for (unsigned i = 0; util_stats(e).full_scans == scans; i++) {
+        /* at once, while CPU time stands still */
+        g_assert(wait == 0 && i < (prim.cpu_ns == cpu_still ? 1 : 1000));
+        wait = ksm_step(e, 0);
+        g_assert(wait >= 0);
+    }
+    clock_ns += wait;
+    return wait;
+}
+
+/*
+ * Where nothing happens a pass is made less and less often; where something
+ * does, once a second at least.
+ */
+static void test_idle(void)
+{
+    uint64_t wait, scanned, before = 0;
+    Scene s;
+
+    prim.now_ns = now_as_told;
+    prim.cpu_ns = cpu_still;
+    clock_ns = 1000 * SECOND;
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    for (unsigned i = 0; i < 20; i++) {
+        wait = pass_wait(s.e);
+        g_assert(wait >= SECOND / 50);
+        g_assert(wait <= 10 * SECOND);
+        g_assert(before < SECOND / 10 || wait == MIN(2 * before, 10 * SECOND));
+        before = wait;
+    }
+    g_assert(wait == 10 * SECOND);
+    g_assert(util_stats(s.e).state == KSM_STATE_IDLE);
+    /* one page is written: asked about again soon, and hashed then */
+    mem_fill(s.m, 700, 5000);
+    scanned = util_stats(s.e).pages_scanned;
+    pass_wait(s.e);
+    g_assert(pass_wait(s.e) <= SECOND);
+    g_assert(pass_wait(s.e) <= SECOND);
+    g_assert(util_stats(s.e).pages_scanned == scanned + 1);
+    /* merging pays: the next pass is due as soon as any may be */
+    mem_fill_run(s.m, 0, 1024, 7000, 1);
+    mem_fill_run(s.m, 1024, 1024, 7000, 1);
+    for (unsigned i = 0; !util_stats(s.e).pages_sharing; i++) {
+        g_assert(i < 20);
+        wait = pass_wait(s.e);
+    }
+    g_assert(wait == SECOND / 50);
+    g_assert(util_stats(s.e).state == KSM_STATE_ACTIVE);
+    /* what was merged once does not pay for ever */
+    for (unsigned i = 0; i < 20; i++) {
+        wait = pass_wait(s.e);
+    }
+    g_assert(wait == 10 * SECOND);
+    prim.now_ns = prim_real.now_ns;
+    prim.cpu_ns = cpu_by_call;
+    scene_end(&s);
+}
+
+/* What costs CPU time and finds nothing is paid for by waiting, up to 30 s. */
+static uint64_t cpu_step, cpu_sum;
+
+static uint64_t cpu_costly(void)
+{
+    return cpu_sum += cpu_step;
+}
+
+static uint64_t wait_of_cost(uint64_t step)
+{
+    uint64_t wait = 0;
+    Scene s;
+
+    prim.now_ns = now_as_told;
+    prim.cpu_ns = cpu_costly;
+    cpu_step = step;
+    clock_ns = 1000 * SECOND;
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return 0;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    for (unsigned i = 0; i < 20; i++) {
+        wait = pass_wait(s.e);
+    }
+    prim.now_ns = prim_real.now_ns;
+    prim.cpu_ns = cpu_by_call;
+    scene_end(&s);
+    return wait;
+}
+
+static void test_idle_cost(void)
+{
+    uint64_t little = wait_of_cost(1000);
+    uint64_t more = wait_of_cost(12 * 1000000);
+
+    if (little) {
+        g_assert(little == 10 * SECOND);
+        /* 0.07 % of a core */
+        g_assert(more >= 16 * SECOND && more <= 20 * SECOND);
+        g_assert(wait_of_cost(40 * 1000000) == 30 * SECOND);
+    }
+}
+
+/* A chunk that has to be put off is not put off for long. */
+static void test_idle_queue_full(void)
+{
+    KsmScan *scan;
+    Scene s;
+
+    prim.now_ns = now_as_told;
+    prim.cpu_ns = cpu_still;
+    clock_ns = 1000 * SECOND;
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    scan = &s.e->scan;
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    for (unsigned i = 0; i < 20; i++) {
+        pass_wait(s.e);
+    }
+    g_assert(pass_wait(s.e) == 10 * SECOND);
+    while (scan->phase != PHASE_REST) {
+        lock_take(&s.e->lock);
+        scan_step(s.e);
+        lock_release(&s.e->lock);
+    }
+    s.r->chunk[3].flags |= CHUNK_QUEUED;
+    for (; scan->n_ripe < RIPE_MAX; scan->n_ripe++) {
+        scan->ripe[scan->n_ripe] = page_id(s.r, 3 * CHUNK_PAGES);
+    }
+    scan_queue(s.e, s.r, 2);
+    asked = &s;
+    memset(turns, 0, sizeof(turns));
+    turn = 0;
+    prim.pagemap = order_looks;
+    g_assert(pass_wait(s.e) <= SECOND);
+    pass_wait(s.e);
+    g_assert(turns[2]);
+    prim.pagemap = prim_real.pagemap;
+    prim.now_ns = prim_real.now_ns;
+    prim.cpu_ns = cpu_by_call;
+    scene_end(&s);
+}
+
+/* What was spent is told: not more than there was, nor nothing. */
+static void test_time_told(void)
+{
+    uint64_t start = UINT64_C(1) << 50, spent;
+    KsmStats stats;
+    Scene s;
+
+    cpu_sum = start;
+    cpu_step = 1000;
+    prim.cpu_ns = cpu_costly;
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    util_passes(s.e, 6);
+    stats = util_stats(s.e);
+    spent = cpu_sum - start;
+    g_assert(stats.scan_time > 0 && stats.scan_time < spent);
+    g_assert(stats.merge_time > 0 && stats.merge_time < spent);
+    g_assert(stats.scan_time + stats.merge_time <= spent);
+    /* books kept while it is off, and pages that are broken, are scanned */
+    ksm_engine_set_run(s.e, false);
+    mem_fill_run(s.m, 0, 200, 5000, 1);
+    util_passes(s.e, CHECK_PASSES);
+    g_assert(util_stats(s.e).scan_time > stats.scan_time);
+    g_assert(util_stats(s.e).merge_time == stats.merge_time);
+    ksm_engine_set_run(s.e, true);
+    util_passes(s.e, 8 * CHECK_PASSES);
+    stats = util_stats(s.e);
+    g_assert(stats.scan_time + stats.merge_time <= cpu_sum - start);
+    prim.cpu_ns = cpu_by_call;
+    scene_end(&s);
+}
+
+/* --- passes --- */
+
+static ssize_t kinds_refused(PmScan *scan)
+{
+    if (scan->protect || asked_chunk(scan) >= G_N_ELEMENTS(looks)) {
+        return prim_real.pagemap(scan);
+    }
+    looks[asked_chunk(scan)]++;
+    return -ENOMEM;
+}
+
+/* Where looking fails it is not tried twice in a pass, but in the next one. */
+static void test_look_fails(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_CHECKSUM, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 1024, 512, 1, 1);
+    asked = &s;
+    memset(looks, 0, sizeof(looks));
+    prim.pagemap = kinds_refused;
+    for (unsigned i = 1; i < 5; i++) {
+        util_passes(s.e, 1);
+        for (unsigned c = 0; c < G_N_ELEMENTS(looks); c++) {
+            g_assert(looks[c] == i);
+        }
+    }
+    g_assert(util_stats(s.e).pages_scanned == 0);
+    prim.pagemap = prim_real.pagemap;
+    g_assert(passes_until(&s, 512));
+    scene_end(&s);
+}
+
+static unsigned syncs;
+
+static bool count_sync(void *opaque, size_t first, size_t n,
+                       unsigned long *bitmap)
+{
+    syncs++;
+    return mem_ops_log.dirty_sync(opaque, first, n, bitmap);
+}
+
+/*
+ * A pass counts as one if all there is was asked about, and looked at, in it:
+ * not if a region went in the middle.
+ */
+static void test_remove_midway(void)
+{
+    static const ScanPhase phases[] = { PHASE_SYNC, PHASE_GOOD, PHASE_REST };
+    KsmRegionOps ops = mem_ops_log;
+
+    ops.dirty_sync = count_sync;
+    for (unsigned i = 0; i < G_N_ELEMENTS(phases); i++) {
+        KsmRegion *r;
+        Scene s;
+        Mem *m;
+
+        if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_LOG, MEM_SMALL)) {
+            return;
+        }
+        m = mem_new(PAGES, 0, MEM_SMALL);
+        r = util_add(s.e, m, &ops);
+        mem_fill_run(s.m, 0, PAGES, 1, 1);
+        util_passes(s.e, 3);
+        while (s.e->scan.phase != phases[i] || s.e->scan.region != s.r ||
+               !s.e->scan.chunk) {
+            ksm_step(s.e, 1);
+        }
+        util_remove(s.r);
+        syncs = 0;
+        util_passes(s.e, 1);
+        g_assert(syncs > 0);
+        mem_free(s.m);
+        s.m = m;
+        s.r = r;
+        scene_end(&s);
+    }
+}
+
+/* Chunks of a region that goes wait for nothing; those of others do. */
+static void test_remove_ripe(void)
+{
+    KsmRegion *r;
+    Scene s;
+    Mem *m;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    m = mem_new(PAGES, 0, MEM_SMALL);
+    r = util_add(s.e, m, &mem_ops);
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    mem_fill_run(m, 0, PAGES, 10000, 1);
+    util_passes(s.e, 3);
+    for (unsigned i = 0; i < 4; i++) {
+        scan_queue(s.e, i % 2 ? r : s.r, i);
+    }
+    g_assert(s.e->scan.n_ripe == 4);
+    util_remove(s.r);
+    g_assert(s.e->scan.n_ripe == 2);
+    util_passes(s.e, 3);
+    g_assert(s.e->scan.n_ripe == 0);
+    for (unsigned i = 0; i < 4; i++) {
+        g_assert(!(r->chunk[i].flags & CHUNK_QUEUED));
+    }
+    mem_check(s.m);
+    mem_free(s.m);
+    s.m = m;
+    s.r = r;
+    scene_end(&s);
+}
+
+/* --- sources --- */
+
+static unsigned asks, asks_protect;
+
+static ssize_t count_asks(PmScan *scan)
+{
+    asks++;
+    asks_protect += scan->protect;
+    return prim_real.pagemap(scan);
+}
+
+/*
+ * A pass over memory where nothing happens: one question, however many
+ * chunks, and none where the owner tells, or where nobody does.
+ */
+static void test_asks(gconstpointer data)
+{
+    KsmDirtySource dirty = GPOINTER_TO_INT(data);
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, dirty, MEM_SMALL)) {
+        return;
+    }
+    /* nothing is there */
+    util_passes(s.e, 5);
+    prim.pagemap = count_asks;
+    asks = asks_protect = 0;
+    util_passes(s.e, 1);
+    if (dirty != KSM_DIRTY_CHECKSUM) {
+        g_assert(asks == (dirty == KSM_DIRTY_PAGEMAP));
+    }
+    g_assert(asks_protect == 0);
+    prim.pagemap = prim_real.pagemap;
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    util_passes(s.e, 9);
+    prim.pagemap = count_asks;
+    asks = asks_protect = 0;
+    util_passes(s.e, 1);
+    g_assert(asks_protect == (dirty == KSM_DIRTY_PAGEMAP));
+    if (dirty != KSM_DIRTY_CHECKSUM) {
+        g_assert(asks == asks_protect);
+    }
+    prim.pagemap = prim_real.pagemap;
+    scene_end(&s);
+}
+
+/* Behind pages that are free, and not asked about, writes are noticed. */
+static void test_behind_freed(void)
+{
+    uint64_t scanned;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    util_passes(s.e, 6);
+    for (unsigned i = 20; i < 500; i += 100) {
+        g_assert(ksm_free_hint(s.r, i * PAGE, 10 * PAGE) == 0);
+    }
+    util_passes(s.e, 2);
+    scanned = util_stats(s.e).pages_scanned;
+    for (unsigned i = 5; i < 500; i += 100) {
+        mem_fill(s.m, i, 50000 + i);
+    }
+    mem_fill(s.m, 511, 60000);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).pages_scanned == scanned + 6);
+    for (unsigned i = 20; i < 500; i += 100) {
+        mem_fill_run(s.m, i, 10, 70000 + i, 1);
+    }
+    scene_end(&s);
+}
+
+/* What was free, was given back and is used again is merged as any other. */
+static void test_freed_again(gconstpointer data)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, GPOINTER_TO_INT(data), MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1000, 1);
+    util_passes(s.e, 4);
+    g_assert(ksm_free_hint(s.r, 512 * PAGE, 512 * PAGE) == 0);
+    mem_gone(s.m, 512, 512);
+    ksm_freer_set_decay(s.e->freer, 0);
+    util_passes(s.e, 4);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    util_passes(s.e, 4);
+    /* noticed, whoever it is that tells */
+    ksm_freer_set_decay(s.e->freer, 0);
+    g_assert(passes_until(&s, 512));
+    g_assert(util_stats(s.e).reasons[KSM_REASON_FREED] == 0);
+    scene_end(&s);
+}
+
+static bool unknown;
+
+static bool sync_or_not(void *opaque, size_t first, size_t n,
+                        unsigned long *bitmap)
+{
+    return !unknown && mem_ops_log.dirty_sync(opaque, first, n, bitmap);
+}
+
+/* A log that cannot tell: all of it may have been written. */
+static void test_log_unknown(void)
+{
+    KsmRegionOps ops = mem_ops_log;
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_LOG);
+    uint64_t scanned;
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(PAGES, 100, MEM_SMALL);
+    ops.dirty_sync = sync_or_not;
+    r = util_add(e, m, &ops);
+    mem_fill_run(m, 0, PAGES, 1, 1);
+    util_passes(e, 6);
+    scanned = util_stats(e).pages_scanned;
+    unknown = true;
+    util_passes(e, 1);
+    unknown = false;
+    g_assert(util_stats(e).pages_volatile == PAGES);
+    util_passes(e, 4);
+    g_assert(util_stats(e).pages_scanned == scanned + PAGES);
+    region_check(r);
+    mem_check(m);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+static ssize_t protect_refused(PmScan *scan)
+{
+    return scan->protect ? -ENOMEM : prim_real.pagemap(scan);
+}
+
+/* As much where the kernel does not tell; but what is free is not used. */
+static void test_pagemap_unknown(void)
+{
+    KsmStats stats;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    util_passes(s.e, 6);
+    g_assert(ksm_free_hint(s.r, 100 * PAGE, 20 * PAGE) == 0);
+    prim.pagemap = protect_refused;
+    util_passes(s.e, 1);
+    prim.pagemap = prim_real.pagemap;
+    stats = util_stats(s.e);
+    g_assert(stats.pages_volatile == PAGES - 20);
+    g_assert(stats.reasons[KSM_REASON_FREED] == 20);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).pages_scanned == stats.pages_scanned +
+                                              PAGES - 20);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_FREED] == 20);
+    mem_fill_run(s.m, 100, 20, 5000, 1);
+    scene_end(&s);
+}
+
+/*
+ * A log may tell of a write to a freed page that was before the hint: that one
+ * is no use of it, the next one is.
+ */
+static void test_freed_log(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_LOG, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    util_passes(s.e, 4);
+    mem_fill_run(s.m, 100, 20, 5000, 1);
+    g_assert(ksm_free_hint(s.r, 100 * PAGE, 20 * PAGE) == 0);
+    util_passes(s.e, 3);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_FREED] == 20);
+    mem_fill_run(s.m, 100, 20, 6000, 1);
+    util_passes(s.e, 3);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_FREED] == 0);
+    scene_end(&s);
+}
+
+static bool registered[PAGES];
+
+static void note_range(const UffdRange *range, bool on)
+{
+    size_t page = ((char *)range->addr - asked->m->addr) / PAGE;
+
+    for (size_t i = page; i < page + range->len / PAGE && i < PAGES; i++) {
+        registered[i] = on;
+    }
+}
+
+static int note_register(const UffdRange *range, unsigned mode)
+{
+    if (mode == UFFD_PROTECT && (char *)range->addr >= asked->m->addr) {
+        note_range(range, true);
+    }
+    return prim_real.uffd_register(range, mode);
+}
+
+static int note_unregister(const UffdRange *range)
+{
+    if ((char *)range->addr >= asked->m->addr) {
+        note_range(range, false);
+    }
+    return prim_real.uffd_unregister(range);
+}
+
+/*
+ * While merging is inhibited nothing of the region's own memory is left with
+ * our userfaultfd, whatever lies between; after that all of it is.
+ */
+static void test_paused(void)
+{
+    unsigned left = 0, again = 0;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 10000, 1);
+    mem_fill_run(s.m, 100, 64, 1, 1);
+    mem_fill_run(s.m, 300, 64, 1, 1);
+    mem_fill_run(s.m, 1300, 64, 1, 1);
+    g_assert(passes_until(&s, 128));
+    asked = &s;
+    memset(registered, true, sizeof(registered));
+    prim.uffd_register = note_register;
+    prim.uffd_unregister = note_unregister;
+    s.m->inhibited = "a test says so";
+    util_passes(s.e, 1);
+    for (unsigned i = 0; i < PAGES; i++) {
+        left += registered[i] && !page_is_mapped(s.r, i);
+        registered[i] = false;
+    }
+    g_assert(left == 0);
+    s.m->inhibited = NULL;
+    util_passes(s.e, 1);
+    for (unsigned i = 0; i < PAGES; i++) {
+        again += registered[i];
+        g_assert(registered[i] != page_is_mapped(s.r, i));
+    }
+    g_assert(again == PAGES - 192);
+    prim.uffd_register = prim_real.uffd_register;
+    prim.uffd_unregister = prim_real.uffd_unregister;
+    scene_end(&s);
+}
+
+/* A chunk that ends with the region is not huge because another one is. */
+static void test_edge_huge(void)
+{
+    Scene s;
+
+    s.e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    if (!s.e) {
+        return;
+    }
+    s.m = mem_new(3 * 512 + 100, 0, MEM_HUGE);
+    g_assert(madvise(s.m->addr + 3 * CHUNK, CHUNK, MADV_NOHUGEPAGE) == 0);
+    s.r = util_add(s.e, s.m, &mem_ops);
+    mem_fill_run(s.m, 0, 3 * 512, 1000, 1);
+    mem_fill_run(s.m, 3 * 512, 32, 1, 1);
+    mem_fill_run(s.m, 3 * 512 + 50, 32, 1, 1);
+    g_assert(passes_until(&s, 32));
+    scene_end(&s);
+}
+
+/* Pages that never are zeroes, where nothing else counts, are left alone. */
+static void test_smart_zero(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_ZERO, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 100, 1);
+    make_old(&s, 5);
+    g_assert(skips(&s, 5, 30000) == 8);
+    g_assert(skips(&s, 6, 30000) == 0);
+    scene_end(&s);
+}
+
+/* Without a source, what stays as it is is hashed in every ninth pass. */
+static void test_smart_checksum(void)
+{
+    KsmStats before, after;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_CHECKSUM, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 100, 1);
+    util_passes(s.e, 40);
+    before = util_stats(s.e);
+    util_passes(s.e, 90);
+    after = util_stats(s.e);
+    g_assert(after.pages_scanned - before.pages_scanned == 10 * PAGES);
+    g_assert(after.pages_skipped - before.pages_skipped == 80 * PAGES);
+    scene_end(&s);
+}
+
+/* Does the next step make a pass, though time stands still? */
+static bool pass_due(KsmEngine *e)
+{
+    uint64_t scans = util_stats(e).full_scans;
+
+    for (unsigned i = 0; i < 100 && util_stats(e).full_scans == scans; i++) {
+        ksm_step(e, 0);
+    }
+    return util_stats(e).full_scans > scans;
+}
+
+/* Who has something new to be looked at does not wait for the next pass. */
+static void test_kick(void)
+{
+    KsmRegion *r;
+    Scene s;
+    Mem *m;
+
+    prim.now_ns = now_as_told;
+    clock_ns = 1000 * SECOND;
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1, 1);
+    util_passes(s.e, 12);
+    g_assert(util_stats(s.e).state == KSM_STATE_IDLE);
+    g_assert(!pass_due(s.e));
+    ksm_rescan(s.e);
+    g_assert(util_stats(s.e).state == KSM_STATE_ACTIVE);
+    g_assert(pass_due(s.e));
+    util_passes(s.e, 12);
+    g_assert(!pass_due(s.e));
+    ksm_engine_set_run(s.e, false);
+    g_assert(util_stats(s.e).state == KSM_STATE_OFF);
+    g_assert(!pass_due(s.e));
+    ksm_engine_set_run(s.e, true);
+    g_assert(pass_due(s.e));
+    util_passes(s.e, 12);
+    g_assert(!pass_due(s.e));
+    m = mem_new(512, 0, MEM_SMALL);
+    r = util_add(s.e, m, &mem_ops);
+    g_assert(pass_due(s.e));
+    /* and one that was added is not taken for idle before it was looked at */
+    g_assert(util_stats(s.e).state == KSM_STATE_ACTIVE);
+    util_passes(s.e, 12);
+    g_assert(util_stats(s.e).state == KSM_STATE_IDLE);
+    util_remove(r);
+    mem_free(m);
+    prim.now_ns = prim_real.now_ns;
+    scene_end(&s);
+}
+
+/* Switched off, nothing is passed over; switched on again, it is. */
+static void test_smart_off(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 100, 1);
+    make_old(&s, 5);
+    g_assert(skips(&s, 5, 30000) == 8);
+    ksm_engine_set_smart_scan(s.e, false);
+    g_assert(skips(&s, 5, 30001) == 0);
+    ksm_engine_set_smart_scan(s.e, true);
+    g_assert(skips(&s, 5, 30002) == 8);
+    scene_end(&s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -1637,5 +2828,37 @@ int main(int argc, char **argv)
                          test_unshare);
     g_test_add_data_func("/scan/unshare/busy", GINT_TO_POINTER(true),
                          test_unshare);
+    g_test_add_func("/scan/unshare/ours", test_unshare_ours);
+    g_test_add_data_func("/scan/arm/vm", GINT_TO_POINTER(true), test_arm);
+    g_test_add_data_func("/scan/arm/zero", GINT_TO_POINTER(false), test_arm);
+    add_sources("/scan/rest-turns", test_rest_turns);
+    g_test_add_func("/scan/order", test_order);
+    g_test_add_func("/scan/smart/equal", test_smart_equal);
+    g_test_add_func("/scan/rescan/ages", test_rescan);
+    g_test_add_func("/scan/rescan/tried", test_rescan_tried);
+    g_test_add_data_func("/scan/collided/pagemap",
+                         GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_collided);
+    g_test_add_data_func("/scan/collided/log",
+                         GINT_TO_POINTER(KSM_DIRTY_LOG), test_collided);
+    g_test_add_func("/scan/target", test_target);
+    g_test_add_func("/scan/idle", test_idle);
+    g_test_add_func("/scan/idle-cost", test_idle_cost);
+    g_test_add_func("/scan/idle-queue-full", test_idle_queue_full);
+    g_test_add_func("/scan/kick", test_kick);
+    g_test_add_func("/scan/time-told", test_time_told);
+    g_test_add_func("/scan/look-fails", test_look_fails);
+    g_test_add_func("/scan/remove-midway", test_remove_midway);
+    g_test_add_func("/scan/remove-ripe", test_remove_ripe);
+    add_sources("/scan/asks", test_asks);
+    g_test_add_func("/scan/behind-freed", test_behind_freed);
+    add_sources("/scan/freed-again", test_freed_again);
+    g_test_add_func("/scan/freed-log", test_freed_log);
+    g_test_add_func("/scan/log-unknown", test_log_unknown);
+    g_test_add_func("/scan/paused", test_paused);
+    g_test_add_func("/scan/pagemap-unknown", test_pagemap_unknown);
+    g_test_add_func("/scan/edge-huge", test_edge_huge);
+    g_test_add_func("/scan/smart/zero", test_smart_zero);
+    g_test_add_func("/scan/smart/checksum", test_smart_checksum);
+    g_test_add_func("/scan/smart/off", test_smart_off);
     return g_test_run();
 }
