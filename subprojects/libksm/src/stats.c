@@ -106,11 +106,11 @@ static uint64_t stall_percentile(const KsmStats *s, unsigned percent)
     return s->stall_max;
 }
 
-static void stats_finish(const KsmEngine *e, KsmStats *s)
+static void stats_finish(KsmStats *s, KsmState state)
 {
     uint64_t saved = s->pages_sharing + s->zero_pages;
 
-    s->state = engine_state(e);
+    s->state = state;
     if (s->state != KSM_STATE_INHIBITED) {
         s->inhibited = NULL;
     } else {
@@ -156,7 +156,7 @@ void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
                        e->dir_len * sizeof(*e->dir);
     stats->stall_p50 = stall_percentile(stats, 50);
     stats->stall_p99 = stall_percentile(stats, 99);
-    stats_finish(e, stats);
+    stats_finish(stats, engine_state(e));
     stats->profit -= leaked_bytes(e);
     lock_release(&e->lock);
 }
@@ -181,9 +181,7 @@ void ksm_region_get_stats(KsmRegion *region, KsmStats *stats)
         .free_hinted = region->free_hinted,
     };
     region_sum(region, stats);
-    stats_finish(e, stats);
-    if (region->inhibited) {
-        stats->state = KSM_STATE_INHIBITED;
-    }
+    stats_finish(stats, region->inhibited ? KSM_STATE_INHIBITED
+                                          : engine_state(e));
     lock_release(&e->lock);
 }

@@ -1369,6 +1369,41 @@ static void add_case(unsigned i, unsigned k, MemPages pages)
                       set_up, run_case, tear_down);
 }
 
+/* Of two regions one may not be merged: it says so, and why. */
+static void test_stats_inhibited(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_CHECKSUM);
+    Mem *a, *b;
+    KsmRegion *ra, *rb;
+    KsmStats s;
+
+    if (!e) {
+        return;
+    }
+    a = mem_new(CHUNK_PAGES, 0, MEM_SMALL);
+    b = mem_new(CHUNK_PAGES, 0, MEM_SMALL);
+    mem_fill_run(a, 0, CHUNK_PAGES, 1, 1);
+    mem_fill_run(b, 0, CHUNK_PAGES, 1, 1);
+    ra = util_add(e, a, &mem_ops);
+    rb = util_add(e, b, &mem_ops);
+    a->inhibited = "a device";
+    util_passes(e, 4);
+    ksm_region_get_stats(ra, &s);
+    g_assert(s.state == KSM_STATE_INHIBITED);
+    g_assert_cmpstr(s.inhibited, ==, "a device");
+    g_assert(s.reasons[KSM_REASON_NOT_SCANNED] == 0);
+    g_assert(s.reasons[KSM_REASON_VOLATILE] == 0);
+    ksm_region_get_stats(rb, &s);
+    g_assert(s.state != KSM_STATE_INHIBITED && !s.inhibited);
+    g_assert(s.reasons[KSM_REASON_INHIBITED] == 0);
+    a->inhibited = NULL;
+    util_remove(ra);
+    util_remove(rb);
+    ksm_engine_free(e);
+    mem_free(a);
+    mem_free(b);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -1406,5 +1441,6 @@ int main(int argc, char **argv)
             add_case(i, k, MEM_HUGE);
         }
     }
+    g_test_add_func("/engine/stats/inhibited", test_stats_inhibited);
     return g_test_run();
 }
