@@ -360,7 +360,7 @@ class Storm:
         for line in console:
             self.log(f"  {vm.name} console: {line}")
         wrongs = [f"stderr: {x}" for x in qemu_wrongs(stderr, vm.expected)]
-        wrongs += [f"console: {x}" for x in guest_wrongs(console)]
+        wrongs += [f"console: {x}" for x in guest_wrongs(console, guest.console_lines)]
         # a line that was cut by a migration, or memory the guest has not got
         harmless = re.compile(r"^(unknown command|alloc: (got only|how much))")
         wrongs += [f"guest: {x}" for x in failures if not harmless.match(x)]
