@@ -945,19 +945,22 @@ static void span_track(KsmEngine *e, Isolation *s)
 }
 
 /*
- * Reads a run once, for its page tables: a fault maps what the pool has up to
- * the next multiple of 16 pages (fault-around), at less than half the price of
- * MADV_POPULATE_READ, which looks up every page.
+ * Reads a run once, for its page tables: a fault maps what the pool has around
+ * it (fault-around), at less than half the price of MADV_POPULATE_READ, which
+ * looks up every page.  What is mapped are the aligned 16 pages that the fault
+ * is in; but 16 pages from the first one on where the mapping begins there, so
+ * that the second read comes 16 pages later, aligned or not.
  */
 static void run_touch(const char *addr, size_t len)
 {
-    const char *end = addr + len;
+    const char *end = addr + len, *at = addr;
 
     KSM_TSAN_IGNORE_BEGIN();
-    while (addr < end) {
+    while (at < end) {
         /* volatile: only that it is read matters */
-        (void)*(const volatile char *)addr;
-        addr = (const char *)ROUND_UP_TO((uintptr_t)addr + 1, FAULT_AROUND);
+        (void)*(const volatile char *)at;
+        at = at == addr ? addr + FAULT_AROUND
+           : (const char *)ROUND_UP_TO((uintptr_t)at + 1, FAULT_AROUND);
     }
     KSM_TSAN_IGNORE_END();
 }

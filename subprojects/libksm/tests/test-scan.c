@@ -421,7 +421,7 @@ static void count_prefaults(void *opaque, void *addr, size_t len)
 
     prefaults += n;
     g_assert(page % 512 % 40 == 0 && n == 24);
-    g_assert(mem_present(m, page, 1) == 1);
+    g_assert(mem_present(m, page, n) == n);
     g_assert(mem_anonymous(m, page, n) == 0);
 }
 
