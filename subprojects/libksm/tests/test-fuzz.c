@@ -13,10 +13,11 @@
  *   over registered memory, that page is his, and all others stay.
  * - What a forked child sees stays as it was.
  * - Every call of the interface returns, without failures having to cease:
- *   only three things may be waited for: a way home for staged pages (if both
+ *   only four things may be waited for: a way home for staged pages (if both
  *   moving and copying fail for ever, or the page tables cannot be asked for
- *   ever), a mapping where the kernel tore one out and gives none, and an
- *   empty staging area (if it cannot be registered anew for ever).
+ *   ever), a mapping where the kernel tore one out and gives none, an empty
+ *   staging area (if it cannot be registered anew for ever), and, for 10 s, a
+ *   device that is busy for ever.
  * - Afterwards the lock is free, nothing is left in the staging areas, signals
  *   are open, counters equal what they count, and no page maps a slot of the
  *   pool whose user it is not.
@@ -570,7 +571,10 @@ static bool may_wait(void)
     /* a page whose memory failed cannot be moved: a copy has to say so */
     bool stays = faults_for_ever(CALL_MOVE_BACK) || T.poisons;
 
-    return (stays && faults_for_ever(CALL_COPY)) ||
+    /* a device that is busy for ever is waited for, for 10 s */
+    bool patient = faults_for_ever(CALL_MOVE_BACK) && T.busy_one_in;
+
+    return (stays && faults_for_ever(CALL_COPY)) || patient ||
            faults_for_ever(CALL_PAGEMAP) || faults_for_ever(CALL_MAP) ||
            faults_for_ever(CALL_REMAP) || faults_for_ever(CALL_REGISTER);
 }
@@ -1542,14 +1546,16 @@ static void recover(void)
     }
     if (T.e->uffd_wp < 0 || T.config.max_page_sharing < 16 ||
         T.config.vma_reserve_percent > 90 ||
-        (a->huge && T.config.split_min_pages > CHUNK / PAGE / 2)) {
+        (a->huge && T.config.split_min_pages >
+         (T.with[FEATURE_WEAK_HASH] ? 1 : CHUNK / PAGE / 2))) {
         /*
          * Made with failures, an engine may lack what it takes to restore;
          * each replica of a pattern sets 512 slots aside, however few may
          * share one; and of one mapping in a hundred the other areas may have
          * taken all.  No more can be merged than there is room for.  Two huge
          * pages that equal one another save one of them: half each, if either
-         * has half of the pages that were seen first.
+         * has half of the pages that were seen first; and with a hash that is
+         * weak pages are found equal, by splitting, that are not.
          */
         count(&report->skipped, 1);
         return;
