@@ -22,9 +22,9 @@
 #define N_CODES 6
 #define BURSTS_MAX 50u
 /*
- * Calls in one go, without returning to the caller: far more than the longest
- * burst, and than the engine's own 10,000 tries of what does not fail for
- * ever.
+ * Calls that fail, or that others wait for, without returning to the caller:
+ * far more than the longest burst, and than the engine's own 10,000 tries of
+ * what does not fail for ever.
  */
 #define STUCK_CALLS 60000u
 
@@ -138,7 +138,7 @@ static void *torn;                  /* the last hole that a call left */
 static uint64_t chance;             /* state of random numbers; atomic */
 static uint64_t clock_ns;           /* virtual: of CPU */
 static uint64_t slept_ns;           /* ... and what it was not used for */
-static __thread unsigned in_a_row;  /* calls since faults_begin() */
+static __thread unsigned in_a_row;  /* such calls since faults_begin() */
 static __thread unsigned stuck_at;  /* of them */
 static __thread bool relieved;      /* no more failures until then */
 static uint64_t n_calls;            /* atomic */
@@ -364,9 +364,8 @@ static int code_of(const Rule *r, Call call)
 }
 
 /* Far too many calls: failures cease, and if that does not help, it hangs. */
-static void count_call(Call call)
+static void count_tries(Call call)
 {
-    __atomic_fetch_add(&n_calls, 1, __ATOMIC_RELAXED);
     if (++in_a_row == stuck_at) {
         faults_note("stuck in %s", infos[call].name);
         relieved = true;
@@ -396,9 +395,12 @@ static int hit(Call call, void *at, void *from, size_t len)
 {
     int code;
 
-    count_call(call);
+    __atomic_fetch_add(&n_calls, 1, __ATOMIC_RELAXED);
     scene.before(call, at, from, len);
     code = faults_are_on() && !relieved ? rules_code(call) : 0;
+    if (code || critical) {
+        count_tries(call);
+    }
     if (code) {
         __atomic_fetch_add(&n_failed[call], 1, __ATOMIC_RELAXED);
         faults_note("%s(%p, %zu) fails: %d%s", infos[call].name, at,
@@ -483,7 +485,7 @@ static int f_advise(void *addr, size_t len, int advice)
 
     if (advice == MADV_NORMAL) {
         /* fails only where nothing is mapped, and is asked because of that */
-        count_call(CALL_ADVISE);
+        count_tries(CALL_ADVISE);
         return prim_real.advise(addr, len, advice);
     }
     code = hit(CALL_ADVISE, addr, NULL, len);

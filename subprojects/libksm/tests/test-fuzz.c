@@ -1145,7 +1145,8 @@ static void do_range(Op op)
 static void do_cycle(void)
 {
     Area *a = &T.area[below(T.n_areas)];
-    bool forget = one_in(3);
+    /* what cannot be write-protected stays in the file, copied: no way back */
+    bool forget = one_in(3) || T.e->uffd_wp < 0;
 
     if (!T.with[FEATURE_CYCLE] || !a->region) {
         if (!a->region) {
