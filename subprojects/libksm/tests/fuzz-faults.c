@@ -27,6 +27,7 @@
  * what does not fail for ever.
  */
 #define STUCK_CALLS 60000u
+#define STUCK_MOST  (5 * STUCK_CALLS)
 
 typedef enum When {
     WHEN_OFF, WHEN_RARE, WHEN_OFTEN, WHEN_BURST, WHEN_EVER, WHEN_AFTER
@@ -300,7 +301,10 @@ void faults_begin(void)
 
 void faults_may_take(unsigned calls)
 {
-    stuck_at += relieved ? 0 : calls;
+    /* bounded: what adds to it may go on as well */
+    if (!relieved) {
+        stuck_at = MIN(stuck_at + calls, STUCK_MOST);
+    }
 }
 
 bool faults_end(void)
