@@ -25,8 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=120,
         metavar="SECONDS",
-        help="how long test_soak has guests verify their memory, and test_storm "
-        "lasts (default: 120)",
+        help="how long test_storm lasts; test_soak has guests verify their memory "
+        "for half of it (default: 120)",
     )
     parser.addoption(
         "--seed",

@@ -430,7 +430,7 @@ static void test_prim_this(void)
 
     g_assert(now >= before && now <= clock_of(CLOCK_MONOTONIC));
     cpu_before = clock_of(CLOCK_THREAD_CPUTIME_ID);
-    cpu = prim.cpu_ns();
+    cpu = prim_real.cpu_ns();
     g_assert(cpu >= cpu_before);
     g_assert(cpu <= clock_of(CLOCK_THREAD_CPUTIME_ID));
     g_assert(prim_real.random() != prim_real.random());
