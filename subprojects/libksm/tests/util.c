@@ -298,11 +298,26 @@ size_t util_mappings(void)
     return lines;
 }
 
-size_t util_heap(void)
+static size_t heap_used(void)
 {
 #ifdef M_PERTURB       /* glibc */
     return mallinfo2().uordblks;
 #else
     return 0;
 #endif
+}
+
+bool util_leaks(void (*round)(void *opaque), void *opaque, unsigned rounds)
+{
+    for (unsigned tries = 0; tries < 5; tries++) {
+        size_t before = heap_used();
+
+        for (unsigned i = 0; i < rounds; i++) {
+            round(opaque);
+        }
+        if (heap_used() < before + rounds * 16) {
+            return false;
+        }
+    }
+    return true;
 }
