@@ -47,6 +47,8 @@ class Result:
 
 #: Commands that run now: they have sessions of their own, which no ^C reaches.
 running: set[int] = set()
+#: Set by ^C: no step begins another command.
+stopping = threading.Event()
 #: Held while something is built that several steps need.
 building = threading.Lock()
 
@@ -68,6 +70,8 @@ class Step:
         minutes: float = 30,
     ) -> tuple[int, list[str]]:
         """Runs a command; returns its exit code and its output's lines."""
+        if stopping.is_set():
+            raise RuntimeError("interrupted")
         words = [str(word) for word in command]
         self.log.write(f"$ {' '.join(words)}\n")
         self.log.flush()
@@ -92,9 +96,6 @@ class Step:
                     os.killpg(process.pid, signal.SIGKILL)
                 self.log.write(f"check: killed after {minutes} minutes\n")
                 code = 124
-            except BaseException:
-                os.killpg(process.pid, signal.SIGTERM)
-                raise
             finally:
                 running.discard(process.pid)
         self.log.flush()
@@ -454,6 +455,7 @@ def run_group(names: Sequence[str]) -> Result:
             for result in pool.map(run_step, names):
                 total.add(result)
         except BaseException:
+            stopping.set()
             for pid in running.copy():
                 os.killpg(pid, signal.SIGTERM)
             raise

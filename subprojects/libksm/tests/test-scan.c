@@ -38,17 +38,6 @@ static const struct {
     { "checksum", KSM_DIRTY_CHECKSUM },
 };
 
-/*
- * CPU time by the call: what pays is measured, and must not depend on how
- * busy the machine is, nor on a sanitizer.
- */
-static uint64_t cpu_by_call(void)
-{
-    static uint64_t ns;
-
-    return ns += 10000;
-}
-
 /* False: skipped. */
 static bool scene_start(Scene *s, KsmScope scope, KsmDirtySource dirty,
                         MemPages kind)
@@ -462,7 +451,7 @@ static void test_measured(void)
         if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
             return;
         }
-        prim.cpu_ns = cpu_by_call;  /* not that of slower.h */
+        prim.cpu_ns = util_cpu_by_call;  /* not that of slower.h */
         move = s.e->merge.move_ns;
         mem_fill_run(s.m, 0, n, 1, 1);
         mem_fill_run(s.m, 512, n, 1, 1);
@@ -2166,7 +2155,7 @@ static void test_idle(void)
     }
     g_assert(wait == 10 * SECOND);
     prim.now_ns = prim_real.now_ns;
-    prim.cpu_ns = cpu_by_call;
+    prim.cpu_ns = util_cpu_by_call;
     scene_end(&s);
 }
 
@@ -2197,7 +2186,7 @@ static uint64_t wait_of_cost(uint64_t step)
         wait = pass_wait(s.e);
     }
     prim.now_ns = prim_real.now_ns;
-    prim.cpu_ns = cpu_by_call;
+    prim.cpu_ns = util_cpu_by_call;
     scene_end(&s);
     return wait;
 }
@@ -2252,7 +2241,7 @@ static void test_idle_queue_full(void)
     g_assert(turns[2]);
     prim.pagemap = prim_real.pagemap;
     prim.now_ns = prim_real.now_ns;
-    prim.cpu_ns = cpu_by_call;
+    prim.cpu_ns = util_cpu_by_call;
     scene_end(&s);
 }
 
@@ -2288,7 +2277,7 @@ static void test_time_told(void)
     util_passes(s.e, 8 * CHECK_PASSES);
     stats = util_stats(s.e);
     g_assert(stats.scan_time + stats.merge_time <= cpu_sum - start);
-    prim.cpu_ns = cpu_by_call;
+    prim.cpu_ns = util_cpu_by_call;
     scene_end(&s);
 }
 
@@ -2791,7 +2780,7 @@ static void test_smart_off(void)
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
-    prim.cpu_ns = cpu_by_call;
+    prim.cpu_ns = util_cpu_by_call;
     g_test_add_func("/scan/vmas/reserve", test_vma_reserve);
     g_test_add_func("/scan/vmas/few", test_vma_few);
     g_test_add_func("/scan/vmas/recount", test_vma_recount);

@@ -205,14 +205,6 @@ static void h_pause(unsigned us)
     h.paused_us += us;
 }
 
-/* How much is isolated at once depends on what it costs: not on the machine. */
-static uint64_t cpu_by_call(void)
-{
-    static uint64_t ns;
-
-    return ns += 10000;
-}
-
 static const char *expected;
 static unsigned warnings;
 
@@ -265,7 +257,7 @@ static bool scene_start_with(Scene *s, MemPages kind, KsmDirtySource dirty)
     prim.pagemap = h_pagemap;
     prim.read_at = h_read_at;
     prim.pause = h_pause;
-    prim.cpu_ns = cpu_by_call;
+    prim.cpu_ns = util_cpu_by_call;
     return true;
 }
 

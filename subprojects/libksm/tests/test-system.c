@@ -1014,8 +1014,7 @@ int main(int argc, char **argv)
     g_test_add_func("/libksm/system/plain-reference", test_plain_reference);
     g_test_add_func("/libksm/system/direct-io", test_direct_io);
     g_test_add_func("/libksm/system/mapping-limit", test_mapping_limit);
-    g_test_add_func("/libksm/system/mapping-limit-hit",
-                    test_mapping_limit_hit);
+    g_test_add_func("/libksm/mappings/limit-hit", test_mapping_limit_hit);
     g_test_add_data_func("/libksm/system/memory-limit", NULL,
                          test_memory_limit);
     g_test_add_data_func("/libksm/system/memory-limit-above", "below",

@@ -286,6 +286,13 @@ void util_print(KsmEngine *e)
     }
 }
 
+uint64_t util_cpu_by_call(void)
+{
+    static uint64_t ns;
+
+    return ns += 10000;
+}
+
 size_t util_mappings(void)
 {
     g_autofree char *text = NULL;

@@ -72,6 +72,11 @@ void util_remove(KsmRegion *r);
  * in all.
  */
 bool util_leaks(void (*round)(void *opaque), void *opaque, unsigned rounds);
+/*
+ * For prim.cpu_ns, time by the call: what pays is measured, and must not
+ * depend on how busy the machine is, nor on a sanitizer.
+ */
+uint64_t util_cpu_by_call(void);
 /* Statistics as test messages. */
 void util_print(KsmEngine *e);
 
