@@ -15,7 +15,7 @@
 
 #include "fuzz-faults.h"
 #include "libksm.h"
-#include "prim.h"
+#include "base/prim.h"
 
 #define PAGE ((size_t)KSM_PAGE_SIZE)
 #define N_RULES 4

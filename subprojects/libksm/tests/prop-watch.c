@@ -15,9 +15,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "prim.h"
+#include "base/prim.h"
 #include "prop-watch.h"
-#include "tsan.h"
+#include "base/tsan.h"
 
 #define PAGE KSM_PAGE_SIZE
 #define CHUNK KSM_CHUNK_SIZE

@@ -25,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine.h"
+#include "engine/state.h"
 
 /* What the watch asks about addresses; from any thread. */
 typedef struct WatchOwner {

@@ -12,7 +12,7 @@
 
 #include <stdlib.h>
 
-#include "prim.h"
+#include "base/prim.h"
 
 static uint64_t slower_factor = 1;
 

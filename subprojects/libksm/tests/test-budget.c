@@ -5,8 +5,8 @@
  */
 #include <glib.h>
 
-#include "budget.h"
-#include "prim.h"
+#include "engine/pace.h"
+#include "base/prim.h"
 
 static uint64_t cpu;
 

@@ -17,9 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "engine.h"
-#include "hash.h"
-#include "prim.h"
+#include "engine/state.h"
+#include "base/hash.h"
+#include "base/prim.h"
 #include "util.h"
 
 #define PAGES   (4 * 512u)
@@ -83,8 +83,8 @@ static void run_collisions(Fixture *f)
     static const char zeroes[PAGE];
     KsmStats s;
 
-    f->engine->hash = hash_colliding;
-    f->engine->zero_hash = hash_colliding(zeroes, f->engine->seed);
+    f->engine->hasher.fn = hash_colliding;
+    f->engine->hasher.zero = hash_colliding(zeroes, f->engine->hasher.seed);
     mem_fill_run(f->mem, 0, 512, 1000, 1);
     mem_fill_run(f->mem, 512, 512, 1000, 1);
     mem_fill_run(f->mem, 1024, 512, 1000, 1);
@@ -567,16 +567,16 @@ static void test_fork(void)
     }
     prim.read_at = prim_real.read_at;
     mem_check(m);
-    leaked = e->pool.leaked;
+    leaked = e->content.pool.leaked;
     close(go[0]);
     close(go[1]);
     g_assert(waitpid(pid, &status, 0) == pid);
     g_assert(status == 0);
-    g_assert(e->pool.keep_all || leaked >= 512);
+    g_assert(e->content.pool.keep_all || leaked >= 512);
     settle(&f);
-    g_assert(e->pool.keep_all || e->pool.leaked == 0);
+    g_assert(e->content.pool.keep_all || e->content.pool.leaked == 0);
     util_remove(f.region);
-    g_assert(e->pool.keep_all || e->pool.n_free == e->pool.top);
+    g_assert(e->content.pool.keep_all || e->content.pool.n_free == e->content.pool.top);
     ksm_engine_free(e);
     mem_check(m);
     mem_free(m);
@@ -604,7 +604,7 @@ static void test_ids(void)
     r[0] = ksm_region_add(e, m->addr + 8 * CHUNK, 5 * CHUNK, -1, &mem_ops, m,
                           NULL);
     g_assert(r[0]);
-    g_assert(e->dir_len == 9);
+    g_assert(e->dir.len == 9);
     region_check(r[0]);
     mem_fill_run(m, 8 * 512, 5 * 512, 1000, 1);
     mem_fill_run(m, 512, 512, 2000, 1);
@@ -614,22 +614,22 @@ static void test_ids(void)
     g_assert(util_stats(e).pages_sharing == 512);
     region_check(r[0]);
     /* there are as many ids as there are, and not more */
-    e->dir_chunks += (1u << 22) - 10;
+    e->dir.chunks += (1u << 22) - 10;
     g_assert(!ksm_region_add(e, m->addr + 16 * CHUNK, 2 * CHUNK, -1,
                              &mem_ops, m, &err));
     g_assert(g_error_matches(err, KSM_ERROR, KSM_ERROR_RESOURCES));
     g_test_message("%s", err->message);
-    g_assert(e->dir_len == 9 && e->regions->len == 5);
-    e->dir_chunks -= (1u << 22) - 10;
+    g_assert(e->dir.len == 9 && e->regions->len == 5);
+    e->dir.chunks -= (1u << 22) - 10;
     r[2] = ksm_region_add(e, m->addr + 16 * CHUNK, 2 * CHUNK, -1, &mem_ops, m,
                           NULL);
-    g_assert(r[2] && e->dir_len == 11);
+    g_assert(r[2] && e->dir.len == 11);
     util_remove(r[0]);
     util_remove(r[2]);
     for (unsigned i = 1; i < 8; i += 2) {
         util_remove(r[i]);
     }
-    g_assert(e->dir_chunks == 0 && e->index.count == 0);
+    g_assert(e->dir.chunks == 0 && e->content.index.count == 0);
     ksm_engine_free(e);
     mem_check(m);
     mem_free(m);
@@ -733,7 +733,7 @@ static void test_drop(void)
     turns = e->lock.next;
     g_assert(ksm_region_remove(r, KSM_REMOVE_FORGET) == 0);
     g_assert(e->lock.next - turns >= CHUNKS / 8);
-    g_assert(e->dir_chunks == 0 && e->n_pages == 0);
+    g_assert(e->dir.chunks == 0 && e->dir.chunks * CHUNK_PAGES == 0);
     munmap(mem, CHUNKS * CHUNK);
     ksm_engine_free(e);
 }
@@ -751,7 +751,7 @@ static void test_kept(void)
         return;
     }
     f.region = util_add(e, m, &mem_ops);
-    e->pool.keep_all = true;
+    e->content.pool.keep_all = true;
     for (unsigned i = 0; i < 12; i++) {
         g_assert(ksm_unmerge(f.region, 0, 8192 * PAGE) == 0);
         mem_fill_run(m, 0, 4096, 1 + 10000 * i, 1);
@@ -759,10 +759,10 @@ static void test_kept(void)
         settle(&f);
     }
     s = util_stats(e);
-    g_assert(e->pool.leaked > 0);
-    g_assert(e->pool.top <= 64 * 512 + 2 * 8192);
+    g_assert(e->content.pool.leaked > 0);
+    g_assert(e->content.pool.top <= 64 * 512 + 2 * 8192);
     /* nor is there room for much more than that */
-    g_assert(e->pool.capacity <= 8192 + 2 * (64 * 512 + e->pool.leaked));
+    g_assert(e->content.pool.capacity <= 8192 + 2 * (64 * 512 + e->content.pool.leaked));
     g_assert(s.reasons[KSM_REASON_NO_MEMORY] > 0);
     g_assert(s.profit < 0);
     mem_check(m);
@@ -865,10 +865,10 @@ static uint64_t leaked_by_child(KsmEngine *e, Mem *m)
     mem_fill_run(m, 0, 1024, unique += 1024, 1);
     util_passes(e, PASSES);
     g_assert(util_stats(e).pages_sharing == 0);
-    leaked = e->pool.leaked;
+    leaked = e->content.pool.leaked;
     child_end(pid, go);
     util_passes(e, 2);
-    g_assert(e->pool.leaked == 0);
+    g_assert(e->content.pool.leaked == 0);
     return leaked;
 }
 
@@ -887,7 +887,7 @@ static void test_fork_home(void)
     KsmRegion *r[4];
     Mem *m[4];
 
-    if (!e || e->pool.keep_all) {
+    if (!e || e->content.pool.keep_all) {
         g_clear_pointer(&e, ksm_engine_free);
         return;
     }
@@ -955,7 +955,7 @@ static void test_fork_leaving(void)
     Mem *m[2];
     int go[2];
 
-    if (!e || e->pool.keep_all) {
+    if (!e || e->content.pool.keep_all) {
         g_clear_pointer(&e, ksm_engine_free);
         return;
     }
@@ -980,10 +980,10 @@ static void test_fork_leaving(void)
     g_thread_join(remover);
     g_thread_join(forker);
     g_assert(e->regions->len == 1);
-    g_assert(e->pool.leaked == 1024);
+    g_assert(e->content.pool.leaked == 1024);
     child_end(forked, go);
     util_passes(e, 2);
-    g_assert(e->pool.leaked == 0);
+    g_assert(e->content.pool.leaked == 0);
     util_remove(r[0]);
     ksm_engine_free(e);
     mem_free(m[0]);
@@ -1228,28 +1228,28 @@ static void test_stats_stall(void)
     }
     s = util_stats(e);
     g_assert(s.stall_count == 0 && s.stall_p50 == 0 && s.stall_max == 0);
-    engine_stall(e, 999);
+    stalls_add(&e->merge.stalls, 999);
     s = util_stats(e);
     g_assert(s.stall[0] == 1 && s.stall_count == 1);
     g_assert(s.stall_p50 == 999 && s.stall_p99 == 999 && s.stall_max == 999);
     for (unsigned i = 0; i < 98; i++) {
-        engine_stall(e, i % 2 ? 1000 : 1999);
+        stalls_add(&e->merge.stalls, i % 2 ? 1000 : 1999);
     }
-    engine_stall(e, UINT64_C(1000000000));
+    stalls_add(&e->merge.stalls, UINT64_C(1000000000));
     s = util_stats(e);
     g_assert(s.stall[0] == 1 && s.stall[1] == 98 && s.stall[20] == 1);
     g_assert(s.stall_count == 100 && s.stall_max == UINT64_C(1000000000));
     g_assert(s.stall_p50 == 2000 && s.stall_p99 == 2000);
-    engine_stall(e, 3000);
+    stalls_add(&e->merge.stalls, 3000);
     s = util_stats(e);
     g_assert(s.stall[2] == 1 && s.stall_p50 == 2000 && s.stall_p99 == 4000);
     for (unsigned i = 0; i < 200; i++) {
-        engine_stall(e, UINT64_C(900000000));
+        stalls_add(&e->merge.stalls, UINT64_C(900000000));
     }
     s = util_stats(e);
     g_assert(s.stall_p50 == UINT64_C(1000000000));
     g_assert(s.stall_max == UINT64_C(1000000000));
-    engine_stall(e, UINT64_MAX);
+    stalls_add(&e->merge.stalls, UINT64_MAX);
     s = util_stats(e);
     g_assert(s.stall[KSM_STALL_BUCKETS - 1] == 1);
     g_assert(s.stall_max == UINT64_MAX);
@@ -1273,7 +1273,7 @@ static void test_config(void)
     g_assert(config.stall_limit_ns == 1000000 && !config.target_scan_s);
     config.max_cpu = config.split_min_pages = config.max_page_sharing = 0;
     e = ksm_engine_new(&config, NULL);
-    g_assert(e->cfg.max_cpu == 1 && e->cfg.split_min_pages == 1);
+    g_assert(e->cfg.max_cpu == 1 && e->plan.split_min_pages == 1);
     g_assert(e->cfg.max_page_sharing == 2);
     ksm_engine_set_max_cpu(e, 1000);
     g_assert(e->cfg.max_cpu == 100);
@@ -1285,9 +1285,9 @@ static void test_config(void)
     config.max_cpu = config.split_min_pages = UINT_MAX;
     config.max_page_sharing = config.vma_reserve_percent = UINT_MAX;
     e = ksm_engine_new(&config, NULL);
-    g_assert(e->cfg.max_cpu == 100 && e->cfg.split_min_pages == 512);
+    g_assert(e->cfg.max_cpu == 100 && e->plan.split_min_pages == 512);
     g_assert(e->cfg.max_page_sharing > 256);
-    g_assert(e->cfg.vma_reserve_percent == 99);
+    g_assert(e->vmas.percent == 99);
     ksm_engine_free(e);
 }
 

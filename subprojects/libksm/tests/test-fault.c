@@ -16,8 +16,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "prim.h"
-#include "region.h"
+#include "base/prim.h"
+#include "memory/region.h"
 #include "util.h"
 
 static long calls;          /* counted in this run */

@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "fake-root.h"
-#include "free.h"
-#include "pressure.h"
-#include "prim.h"
+#include "watch/free.h"
+#include "watch/pressure.h"
+#include "base/prim.h"
 #include "util.h"
 
 #define PAGES 1024

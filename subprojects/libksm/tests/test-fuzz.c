@@ -48,10 +48,10 @@
 #include <unistd.h>
 #include <linux/userfaultfd.h>
 
-#include "engine.h"
+#include "engine/state.h"
 #include "fuzz-faults.h"
-#include "prim.h"
-#include "tsan.h"
+#include "base/prim.h"
+#include "base/tsan.h"
 
 #define PAGE ((size_t)KSM_PAGE_SIZE)
 #define CHUNK ((size_t)KSM_CHUNK_SIZE)
@@ -621,7 +621,7 @@ static void entries_read(const void *addr, size_t n, uint64_t *entry)
  */
 static void check_staging(const char *when)
 {
-    char *stage[] = { T.e->merge.small, T.e->merge.huge };
+    char *stage[] = { T.e->stage.small, T.e->stage.huge };
     PmRange range[64];
 
     for (unsigned i = 0; i < G_N_ELEMENTS(stage); i++) {
@@ -649,7 +649,7 @@ static void check_staging(const char *when)
 /* Counts users of slots by the pages that say they are. */
 static void check_users(const char *when)
 {
-    KsmPool *p = &T.e->pool;
+    KsmPool *p = &T.e->content.pool;
     g_autofree uint32_t *users = g_new0(uint32_t, p->top + 1);
     uint64_t shared = 0, sharing = 0;
 
@@ -682,7 +682,7 @@ static void check_mapped_range(const Area *a, const PmRange *range,
 {
     const KsmRegion *r = a->region;
 
-    if ((range->kinds & PM_ZEROPFN) || (T.e && T.e->pool.keep_all)) {
+    if ((range->kinds & PM_ZEROPFN) || (T.e && T.e->content.pool.keep_all)) {
         return;
     }
     for (uintptr_t at = range->start; at < range->end; at += PAGE) {
@@ -860,11 +860,11 @@ static void fork_join(void)
 /* Somebody reads the staging area: zeroes appear there. */
 static void peek(void)
 {
-    const char *stage = one_in(2) ? T.e->merge.small : T.e->merge.huge;
+    const char *stage = one_in(2) ? T.e->stage.small : T.e->stage.huge;
     char page[PAGE];
 
     /* where the staging area waits for missing pages we would wait, too */
-    if (T.e->wp_async) {
+    if (T.e->dirty.wp_async) {
         read_carefully(stage + below(CHUNK / PAGE) * PAGE, page);
         count(&report->peeks, 1);
     }
@@ -903,7 +903,7 @@ static void before(Call call, char *at, char *from, size_t len)
     }
     if (T.with[FEATURE_OVER] && one_in(8)) {
         map_over();
-    } else if (T.with[FEATURE_PEEK] && T.e->merge.huge && one_in(3)) {
+    } else if (T.with[FEATURE_PEEK] && T.e->stage.huge && one_in(3)) {
         peek();
     } else if (T.may_fork && faults_in_critical() && one_in(3)) {
         fork_staged();
@@ -969,7 +969,7 @@ static void engine_make(void)
             }
             g_clear_error(&err);
             faults_on(one_in(2));
-        } else if (T.config.dirty == KSM_DIRTY_PAGEMAP && !T.e->wp_async) {
+        } else if (T.config.dirty == KSM_DIRTY_PAGEMAP && !T.e->dirty.wp_async) {
             /* a failure made it do without what all regions will ask for */
             faults_on(false);
             ksm_engine_free(T.e);
@@ -977,8 +977,8 @@ static void engine_make(void)
         }
     }
     if (T.with[FEATURE_WEAK_HASH]) {
-        T.e->hash = weak_hash;
-        T.e->zero_hash = weak_hash(zeroes, T.e->seed);
+        T.e->hasher.fn = weak_hash;
+        T.e->hasher.zero = weak_hash(zeroes, T.e->hasher.seed);
     }
 }
 
@@ -1269,7 +1269,7 @@ static void do_reap(void)
 /* The pool's view has the page at @slot again. */
 static void slot_heal(uint32_t slot)
 {
-    KsmPool *p = &T.e->pool;
+    KsmPool *p = &T.e->content.pool;
 
     if (mmap(p->view + slot * PAGE, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED,
              p->map_fd, slot * PAGE) == MAP_FAILED) {
@@ -1284,7 +1284,7 @@ static void slot_heal(uint32_t slot)
  */
 static void do_slot(void)
 {
-    KsmPool *p = &T.e->pool;
+    KsmPool *p = &T.e->content.pool;
     struct uffdio_api api = { .api = UFFD_API };
     struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MISSING };
     struct poison_arg arg = { .len = PAGE };
@@ -1501,8 +1501,8 @@ static void note_reasons(void)
         }
     }
     note("index: %zu entries in %zu lines; pool: %u of %zu slots; merging is "
-         "refused for %s", (size_t)T.e->index.count, T.e->index.now.n_lines,
-         T.e->pool.top, T.e->pool.capacity,
+         "refused for %s", (size_t)T.e->content.index.count, T.e->content.index.now.n_lines,
+         T.e->content.pool.top, T.e->content.pool.capacity,
          ksm_reason_name(T.area[0].region->chunk[0].why_not));
     for (unsigned i = 0; i < T.n_areas; i++) {
         KsmRegion *r = T.area[i].region;

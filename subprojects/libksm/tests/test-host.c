@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "prim.h"
+#include "base/prim.h"
 #include "util.h"
 
 static const char *machine;

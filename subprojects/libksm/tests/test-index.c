@@ -9,8 +9,8 @@
 
 #include <glib.h>
 
-#include "index.h"
-#include "prim.h"
+#include "share/index.h"
+#include "base/prim.h"
 
 #define PLACES 20000u
 

@@ -10,10 +10,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "discard.h"
-#include "engine.h"
-#include "free.h"
-#include "prim.h"
+#include "engine/discard.h"
+#include "engine/state.h"
+#include "watch/free.h"
+#include "base/prim.h"
 #include "util.h"
 
 /* Two areas with equal content, merged. */
@@ -200,7 +200,7 @@ static void test_stage_read(gconstpointer data)
                     GPOINTER_TO_INT(data))) {
         return;
     }
-    if (!p.e->wp_async) {
+    if (!p.e->dirty.wp_async) {
         g_test_skip("the staging area is registered for missing pages: who "
                     "reads it waits (UFFD_FEATURE_WP_ASYNC is Linux 6.7)");
         pair_end(&p);
@@ -517,7 +517,7 @@ static void test_pattern_found(void)
     ksm_engine_set_vma_reserve(e, SIZE_MAX);
     util_passes(e, 4);
     g_assert(r[0]->count[PAGE_EQUAL] == 512);
-    g_assert(index_lookup(&e->index, r[0]->tag[0]) == PLACE_NONE);
+    g_assert(index_lookup(&e->content.index, r[0]->tag[0]) == PLACE_NONE);
     ksm_engine_set_vma_reserve(e, 0);
     ksm_rescan(e);
     util_passes(e, 12);
@@ -553,7 +553,7 @@ static void test_pattern_full(void)
     if (!e) {
         return;
     }
-    e->pool.max_sharing = users;
+    e->content.pool.max_sharing = users;
     m = mem_new(512, 0, MEM_SMALL);
     mem_fill_run(m, 0, 512, 7, 0);
     r = util_add(e, m, NULL);
@@ -561,7 +561,7 @@ static void test_pattern_full(void)
         util_passes(e, 1);
     }
     g_assert(r->count[PAGE_MERGED] == 2 * each);
-    g_assert(g_hash_table_size(e->pool.patterns) == 2);
+    g_assert(g_hash_table_size(e->content.pool.patterns) == 2);
     g_assert(util_stats(e).pages_sharing == 2 * each - 2 * PATTERN_START);
     ksm_rescan(e);
     util_passes(e, 12);
@@ -585,22 +585,22 @@ static void test_doubt(void)
     if (!e) {
         return;
     }
-    cost[0] = &e->merge.isolate_ns;
-    cost[1] = &e->merge.map_ns;
-    cost[2] = &e->merge.copy_ns;
-    cost[3] = &e->merge.back_ns;
-    g_assert(e->merge.move_ns > 0);
+    cost[0] = &e->costs.isolate_ns;
+    cost[1] = &e->costs.map_ns;
+    cost[2] = &e->costs.copy_ns;
+    cost[3] = &e->costs.back_ns;
+    g_assert(e->costs.move_ns > 0);
     for (unsigned i = 0; i < G_N_ELEMENTS(cost); i++) {
         first[i] = *cost[i];
         g_assert(first[i] > 0);
         *cost[i] *= 1001;
     }
-    merge_doubt_costs(e);
+    costs_doubt(&e->costs);
     for (unsigned i = 0; i < G_N_ELEMENTS(cost); i++) {
         g_assert(*cost[i] < 950 * first[i] && *cost[i] > 900 * first[i]);
     }
     for (unsigned i = 0; i < 500; i++) {
-        merge_doubt_costs(e);
+        costs_doubt(&e->costs);
     }
     for (unsigned i = 0; i < G_N_ELEMENTS(cost); i++) {
         g_assert(*cost[i] == first[i]);
@@ -690,7 +690,7 @@ static size_t protected_pages(KsmEngine *e, const Mem *m, size_t n)
 {
     PmRange found[64];
     PmScan scan = {
-        .fd = e->pagemap,
+        .fd = e->kinds.pagemap,
         .start = (uintptr_t)m->addr,
         .end = (uintptr_t)m->addr + n * PAGE,
         .all = PM_PRESENT | PM_WRITTEN,
@@ -819,7 +819,7 @@ static void test_discard_in_place(gconstpointer data)
     prim.map = whole_map;
     prim.advise = whole_advise;
     if (no_vmas) {
-        g_assert(run_vmas_free(p.e) > 256);
+        g_assert(vmas_free(&p.e->vmas) > 256);
         p.e->vmas.max = p.e->vmas.used + p.e->vmas.since + 256;
         g_assert(p.e->vmas.max >= 256);
         /* they are not counted again meanwhile */
@@ -902,7 +902,7 @@ static void write_found(Pair *p, size_t page)
 {
     mem_write(p->a, page, 5, 0x77);
     p->ra->history[page] = 0x35;
-    region_leave(p->ra, page, PAGE_BROKEN);
+    content_leave(&p->e->content, p->ra, page, PAGE_BROKEN);
     g_assert(p->ra->history[page] == 0);
 }
 
@@ -1177,7 +1177,7 @@ static void test_wp_kept(void)
     }
     wp_engine = p.e;
     wp_kept = 0;
-    if (!p.e->wp_async) {
+    if (!p.e->dirty.wp_async) {
         g_test_skip("UFFD_FEATURE_WP_ASYNC is Linux 6.7");
         pair_end(&p);
         return;
@@ -1627,10 +1627,10 @@ static void test_attributes(void)
         /* the first mapping's: those of others are not asked for */
         made_mapping(16, 32, ANON, cases[i].behind);
         r = made_region(32, NULL);
-        g_assert(region_map_anonymous(r, r->n_pages - 512 + 107, 3) == 0);
+        g_assert(attr_map_anonymous(r, r->n_pages - 512 + 107, 3) == 0);
         g_assert(!strcmp(made.log, cases[i].own));
         made.log[0] = 0;
-        region_attributes(r, MADE + 7 * PAGE, 3 * PAGE, ATTR_SHARED);
+        attr_give(r, MADE + 7 * PAGE, 3 * PAGE, ATTR_SHARED);
         g_assert(!strcmp(made.log, cases[i].shared));
         made_end(r);
     }
@@ -1661,7 +1661,7 @@ static void test_map_fails(void)
         r = made_region(16, NULL);
         made.map_fails = cases[i].fails;
         made.hole = cases[i].hole;
-        g_assert(region_map_anonymous(r, 107, 3) == cases[i].ret);
+        g_assert(attr_map_anonymous(r, 107, 3) == cases[i].ret);
         g_assert(!strcmp(made.log, cases[i].log));
         made_end(r);
     }

@@ -16,8 +16,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "dirty.h"
-#include "prim.h"
+#include "watch/dirty.h"
+#include "base/prim.h"
 #include "util.h"
 
 #define PAGES 16

@@ -14,9 +14,9 @@
 
 #include <glib.h>
 
-#include "pool.h"
-#include "prim.h"
-#include "region.h"
+#include "share/pool.h"
+#include "base/prim.h"
+#include "memory/region.h"
 #include "util.h"
 
 #define SHARING 4u

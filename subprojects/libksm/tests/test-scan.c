@@ -14,11 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "broken.h"
-#include "engine.h"
-#include "hash.h"
-#include "prim.h"
-#include "scan.h"
+#include "engine/broken.h"
+#include "engine/state.h"
+#include "base/hash.h"
+#include "base/prim.h"
+#include "engine/scan.h"
 #include "util.h"
 
 #define PAGES   (4 * 512u)
@@ -60,7 +60,7 @@ static void scene_end(Scene *s)
     mem_check(s->m);
     g_assert(util_stats(s->e).pages_shared == 0);
     /* nor is any page of it known by its content */
-    g_assert(s->e->index.count == 0);
+    g_assert(s->e->content.index.count == 0);
     ksm_engine_free(s->e);
     mem_free(s->m);
 }
@@ -188,9 +188,9 @@ static void test_vma_recount(void)
             };
             clock_ns += cases[i].age;
             if (k) {
-                run_vmas_free(s.e);
+                vmas_free(&s.e->vmas);
             } else {
-                run_vmas_left(s.e);
+                vmas_left(&s.e->vmas);
             }
             if (cases[i].counted) {
                 g_assert(v->counted == clock_ns && v->since == 0);
@@ -223,28 +223,28 @@ static void test_vma_left(void)
         return;
     }
     v = &s.e->vmas;
-    run_vmas_full(s.e);
-    used = max / 100 * 75 - run_vmas_left(s.e);
+    vmas_recount(&s.e->vmas);
+    used = max / 100 * 75 - vmas_left(&s.e->vmas);
     /* the allocator may map something, and the share is rounded */
     g_assert(used + 100 > util_mappings() && used < util_mappings() + 100);
     g_assert(v->max == max && v->used <= util_mappings() + 2);
     g_assert(v->used + 2 >= util_mappings());
-    g_assert(run_vmas_free(s.e) == max - v->used);
+    g_assert(vmas_free(&s.e->vmas) == max - v->used);
     v->since = 10;
-    g_assert(run_vmas_left(s.e) == v->limit - v->used - 10);
-    g_assert(run_vmas_free(s.e) == max - v->used - 10);
+    g_assert(vmas_left(&s.e->vmas) == v->limit - v->used - 10);
+    g_assert(vmas_free(&s.e->vmas) == max - v->used - 10);
     /* not to be counted now: then it is what it was, and what was made */
     used = v->used + 10;
-    maps_fd = s.e->maps;
+    maps_fd = s.e->vmas.maps;
     prim.read_at = maps_silent;
-    run_vmas_full(s.e);
-    g_assert(run_vmas_free(s.e) == max - used);
+    vmas_recount(&s.e->vmas);
+    g_assert(vmas_free(&s.e->vmas) == max - used);
     g_assert(v->since == 0);
     prim.read_at = prim_real.read_at;
     /* more than there may be: none is left, not very many */
     v->used = max + 1;
     v->counted = prim.now_ns();
-    g_assert(run_vmas_left(s.e) == 0 && run_vmas_free(s.e) == 0);
+    g_assert(vmas_left(&s.e->vmas) == 0 && vmas_free(&s.e->vmas) == 0);
     scene_end(&s);
 }
 
@@ -398,7 +398,7 @@ static unsigned maps, prefaults;
 static void *count_maps(void *addr, size_t len, int prot, int flags, int fd,
                         off_t offset)
 {
-    maps += fd == mapped->e->pool.map_fd;
+    maps += fd == mapped->e->content.pool.map_fd;
     return prim_real.map(addr, len, prot, flags, fd, offset);
 }
 
@@ -452,13 +452,13 @@ static void test_measured(void)
             return;
         }
         prim.cpu_ns = util_cpu_by_call;  /* not that of slower.h */
-        move = s.e->merge.move_ns;
+        move = s.e->costs.move_ns;
         mem_fill_run(s.m, 0, n, 1, 1);
         mem_fill_run(s.m, 512, n, 1, 1);
         util_passes(s.e, 6);
         g_assert(util_stats(s.e).isolations == 2);
-        g_assert((s.e->merge.page_ns > 0) == (n >= 2 * SPAN_MIN));
-        g_assert((s.e->merge.move_ns != move) == (n >= 2 * SPAN_MIN));
+        g_assert((s.e->costs.page_ns > 0) == (n >= 2 * SPAN_MIN));
+        g_assert((s.e->costs.move_ns != move) == (n >= 2 * SPAN_MIN));
         scene_end(&s);
     }
 }
@@ -514,7 +514,7 @@ static size_t pool_memory(const KsmEngine *e)
 {
     struct stat st;
 
-    g_assert(fstat(e->pool.fd, &st) == 0);
+    g_assert(fstat(e->content.pool.fd, &st) == 0);
     return st.st_blocks * 512;
 }
 
@@ -1001,42 +1001,42 @@ static bool scene_quiet(Scene *s, size_t page, size_t n)
 }
 
 /*
- * What restoring pays: a page saved is worth RUN_PAGE_WORTH_NS, of which 2 us
+ * What restoring pays: a page saved is worth PAGE_WORTH_NS, of which 2 us
  * are what it costs; the run has its costs whatever its length.
  */
 static void test_broken_pays(void)
 {
     const size_t at = 600, n = 6;
-    uint64_t worth = n * (RUN_PAGE_WORTH_NS - 2000);
+    uint64_t worth = n * (PAGE_WORTH_NS - 2000);
     uint64_t *cost[3];
     Scene s;
 
     if (!scene_quiet(&s, at, n)) {
         return;
     }
-    cost[0] = &s.e->scan.restore_ns;
-    cost[1] = &s.e->merge.isolate_ns;
-    cost[2] = &s.e->merge.map_ns;
+    cost[0] = &s.e->costs.restore_ns;
+    cost[1] = &s.e->costs.isolate_ns;
+    cost[2] = &s.e->costs.map_ns;
     *cost[0] = 20000;
     *cost[1] = 15000;
     *cost[2] = worth - DROP_NS - 35000;
     /* wherever in the run the page is, for all of it is restored */
     for (size_t i = at; i < at + n; i++) {
-        g_assert(broken_pays(s.e, s.r, i));
+        g_assert(broken_pays(&s, i));
     }
-    g_assert(!broken_pays(s.e, s.r, at - 1));
+    g_assert(!broken_pays(&s, at - 1));
     for (unsigned i = 0; i < G_N_ELEMENTS(cost); i++) {
         (*cost[i])++;
-        g_assert(!broken_pays(s.e, s.r, at + n - 1));
+        g_assert(!broken_pays(&s, at + n - 1));
         (*cost[i])--;
-        g_assert(broken_pays(s.e, s.r, at + n - 1));
+        g_assert(broken_pays(&s, at + n - 1));
     }
     /* nothing was restored so far: a guess */
     *cost[0] = 0;
     *cost[1] -= 10000;
-    g_assert(broken_pays(s.e, s.r, at));
+    g_assert(broken_pays(&s, at));
     ++*cost[1];
-    g_assert(!broken_pays(s.e, s.r, at));
+    g_assert(!broken_pays(&s, at));
     s.m->busy = false;
     scene_end(&s);
 }
@@ -1108,7 +1108,7 @@ static void test_broken_time(void)
     if (!scene_quiet(&s, 64, 16)) {
         return;
     }
-    memset(s.e->kinds, PM_PRESENT, sizeof(s.e->kinds));
+    memset(s.e->scan.kinds, PM_PRESENT, sizeof(s.e->scan.kinds));
     s.e->scan.pass = 4 * CHECK_PASSES;
     s.r->chunk[0].calm = 2;
     s.r->chunk[0].restored = 2;
@@ -1286,12 +1286,12 @@ static void test_leaked(void)
         }
         mem_fill_run(s.m, 0, 64, 1, 1);
         mem_fill_run(s.m, 512, 64, 1, 1);
-        s.e->pool.leaked = most + over;
+        s.e->content.pool.leaked = most + over;
         util_passes(s.e, 6);
         stats = util_stats(s.e);
         g_assert(stats.pages_sharing == (over ? 0 : 64));
         g_assert((stats.reasons[KSM_REASON_NO_MEMORY] > 0) == over);
-        s.e->pool.leaked = 0;
+        s.e->content.pool.leaked = 0;
         ksm_rescan(s.e);
         util_passes(s.e, 12);
         g_assert(util_stats(s.e).pages_sharing == 64);
@@ -2002,8 +2002,8 @@ static void test_collided(gconstpointer data)
         return;
     }
     ksm_engine_set_smart_scan(s.e, false);
-    s.e->hash = hash_alike;
-    s.e->zero_hash = hash_alike(zeroes, s.e->seed);
+    s.e->hasher.fn = hash_alike;
+    s.e->hasher.zero = hash_alike(zeroes, s.e->hasher.seed);
     mem_fill_run(s.m, 0, 512, 1, 1);
     mem_fill_run(s.m, 512, 512, 1000, 1);
     for (unsigned i = 0; i < 1000 && !stats.verify_failed; i++) {

@@ -15,8 +15,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "engine.h"
-#include "prim.h"
+#include "engine/state.h"
+#include "base/prim.h"
 #include "util.h"
 
 #define PAGES   1024u
@@ -43,7 +43,7 @@ static struct {
 
 static bool in_stage(const void *p)
 {
-    const char *stage = h.e->merge.small;
+    const char *stage = h.e->stage.small;
 
     return (const char *)p >= stage &&
            (const char *)p < stage + 2 * CHUNK_BYTES;
@@ -148,7 +148,7 @@ static bool is_there(const void *page)
     uint64_t entry;
     off_t at = (uintptr_t)page / PAGE * sizeof(entry);
 
-    g_assert(prim_real.read_at(h.e->pagemap, &entry, sizeof(entry), at) ==
+    g_assert(prim_real.read_at(h.e->kinds.pagemap, &entry, sizeof(entry), at) ==
              sizeof(entry));
     return entry >> 62;
 }
@@ -190,7 +190,7 @@ static ssize_t h_pagemap(PmScan *scan)
 
 static ssize_t h_read_at(int fd, void *buf, size_t len, off_t offset)
 {
-    return fd == h.e->pagemap && is_silent()
+    return fd == h.e->kinds.pagemap && is_silent()
            ? -ENOMEM : prim_real.read_at(fd, buf, len, offset);
 }
 
@@ -277,8 +277,8 @@ static void split_mappings(Mem *m)
 static void check_empty(const KsmEngine *e)
 {
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        g_assert(!is_there(e->merge.small + i * PAGE));
-        g_assert(!is_there(e->merge.huge + i * PAGE));
+        g_assert(!is_there(e->stage.small + i * PAGE));
+        g_assert(!is_there(e->stage.huge + i * PAGE));
     }
 }
 
@@ -673,7 +673,7 @@ static unsigned n_bad;
 /* As with failed memory, who touches the page in the view gets a signal. */
 static void slot_fails(uint32_t slot)
 {
-    g_assert(mprotect(h.e->pool.view + slot * PAGE, PAGE, PROT_NONE) == 0);
+    g_assert(mprotect(h.e->content.pool.view + slot * PAGE, PAGE, PROT_NONE) == 0);
     bad_slot[n_bad++] = slot;
 }
 
@@ -700,7 +700,7 @@ static void test_pool(void)
         slot_fails(s.rb->tag[BAD_AT + i]);
     }
     slot = s.rb->tag[SAME_AT + 1];
-    slot_fails(pool_pattern(&s.e->pool, slot)->first);
+    slot_fails(pool_pattern(&s.e->content.pool, slot)->first);
     m = mem_new(PAGES, 0, MEM_SMALL);
     mem_fill_run(m, 0, SAME_AT, 1, 1);
     mem_fill_run(m, SAME_AT, PAGES - SAME_AT, 77777, 0);
@@ -735,15 +735,15 @@ static void test_pattern(void)
     }
     page = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     g_assert(page != MAP_FAILED);
-    g_assert(!pool_pattern_new(&s.e->pool, page, 1));
+    g_assert(!pool_pattern_new(&s.e->content.pool, page, 1));
     g_assert(mprotect(page, PAGE, PROT_READ | PROT_WRITE) == 0);
     page[7] = 7;
-    t = pool_pattern_new(&s.e->pool, page, 1);
+    t = pool_pattern_new(&s.e->content.pool, page, 1);
     g_assert(t);
     for (uint32_t i = 0; i < t->filled; i++) {
-        g_assert(!memcmp(pool_page(&s.e->pool, t->first + i), page, PAGE));
+        g_assert(!memcmp(pool_page(&s.e->content.pool, t->first + i), page, PAGE));
     }
-    pool_settle(&s.e->pool, t->first);
+    pool_settle(&s.e->content.pool, t->first);
     munmap(page, PAGE);
     scene_end(&s);
 }
@@ -784,8 +784,8 @@ static void check_area(const char *stage, const char *pages)
 
 static void check_areas(KsmEngine *e)
 {
-    check_area(e->merge.small, " nh");
-    check_area(e->merge.huge, " hg");
+    check_area(e->stage.small, " nh");
+    check_area(e->stage.huge, " hg");
 }
 
 static unsigned drops_fail, prepares_fail;

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/utsname.h>
 
-#include "prim.h"
+#include "base/prim.h"
 #include "util.h"
 
 /* UFFDIO_MOVE came with Linux 6.8. */

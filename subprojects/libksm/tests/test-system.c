@@ -27,7 +27,7 @@
 #endif
 
 #include "libksm.h"
-#include "prim.h"
+#include "base/prim.h"
 #include "slow-file.h"
 #include "slower.h"
 

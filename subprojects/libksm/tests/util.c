@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "prim.h"
+#include "base/prim.h"
 #include "slower.h"
 #include "util.h"
 

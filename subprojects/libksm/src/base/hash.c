@@ -1,0 +1,16 @@
+/*
+ * libksm: the hash of a page, one instruction set
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Compiled once per instruction set; HASH_NAME is the function to define.
+ */
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/hash.h"
+
+uint64_t HASH_NAME(const void *page, uint64_t seed)
+{
+    return XXH3_64bits_withSeed(page, 4096, seed);
+}

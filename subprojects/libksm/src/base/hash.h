@@ -1,0 +1,37 @@
+/*
+ * libksm: the hash of a page
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * XXH3 with a secret seed per engine, because a guest chooses what its pages
+ * hold.  The code is built for several instruction sets and the best one the
+ * processor has is taken.  A hash finds candidates and never decides.
+ */
+#ifndef KSM_HASH_H
+#define KSM_HASH_H
+
+#include <stdint.h>
+
+typedef uint64_t (*KsmHash)(const void *page, uint64_t seed);
+
+KsmHash hash_best(void);
+
+/* The hash of one engine. */
+typedef struct KsmHasher {
+    KsmHash fn;
+    uint64_t seed;          /* secret */
+    uint64_t zero;          /* of a page of zeroes */
+} KsmHasher;
+
+void hasher_init(KsmHasher *h, uint64_t seed);
+
+static inline uint64_t hash_page(const KsmHasher *h, const void *page)
+{
+    return h->fn(page, h->seed);
+}
+
+uint64_t hash_base(const void *page, uint64_t seed);
+uint64_t hash_avx2(const void *page, uint64_t seed);
+uint64_t hash_avx512(const void *page, uint64_t seed);
+
+#endif

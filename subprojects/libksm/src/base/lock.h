@@ -1,0 +1,30 @@
+/*
+ * lock: a mutex that is taken in order
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * A ticket lock: the thread in ksm_step() takes it chunk after chunk, and
+ * others must get their turn in between.  It is made of pthread parts because
+ * ThreadSanitizer knows those.
+ */
+#ifndef KSM_LOCK_H
+#define KSM_LOCK_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+#define LOCK_TURNS 16   /* so that one release does not wake all who wait */
+
+typedef struct KsmLock {
+    pthread_mutex_t mutex;
+    pthread_cond_t turn[LOCK_TURNS];    /* by ticket */
+    uint64_t next;
+    uint64_t serving;
+} KsmLock;
+
+void lock_init(KsmLock *l);
+void lock_destroy(KsmLock *l);
+void lock_take(KsmLock *l);
+void lock_release(KsmLock *l);
+
+#endif

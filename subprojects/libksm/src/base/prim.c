@@ -1,0 +1,474 @@
+/*
+ * libksm: every system call of the engine
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Thin: one function per call, errno kept, nothing retried (who calls knows
+ * what a retry means).  Kernel interfaces newer than the headers of the
+ * distributions we build on are declared here.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <stdio.h>
+#include <sys/auxv.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <glib.h>
+
+#include "base/prim.h"
+
+/* Linux 6.8 */
+struct move_arg {
+    uint64_t dst, src, len, mode;
+    int64_t moved;
+};
+#define IOC_MOVE            _IOWR(UFFDIO, 0x05, struct move_arg)
+#define MOVE_DONTWAKE       1u
+
+/* Linux 6.6 */
+struct poison_arg {
+    uint64_t addr, len, mode;
+    int64_t updated;
+};
+#define IOC_POISON          _IOWR(UFFDIO, 0x08, struct poison_arg)
+#define POISON_DONTWAKE     1u
+
+/* Linux 6.7 */
+struct scan_arg {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t inverted, mask, anyof, ret;
+};
+#define IOC_SCAN            _IOWR('f', 16, struct scan_arg)
+#define SCAN_WP_MATCHING    1u
+
+/* Linux 6.1: /dev/userfaultfd */
+#define IOC_USERFAULTFD_NEW _IO(0xAA, 0x00)
+
+#define MPOL_DEFAULT_MODE   0
+#define MPOL_PREFERRED_MODE 1
+#define MPOL_BY_ADDR        2u
+
+static int result(long ret)
+{
+    return ret < 0 ? -errno : (int)ret;
+}
+
+static void *real_map(void *addr, size_t len, int prot, int flags, int fd,
+                      off_t offset)
+{
+#ifdef KSM_TSAN
+    /* ThreadSanitizer takes mmap() over a range for a write to it */
+    void *p = flags & MAP_FIXED
+              ? (void *)syscall(SYS_mmap, addr, len, prot, flags, fd, offset)
+              : mmap(addr, len, prot, flags, fd, offset);
+#else
+    void *p = mmap(addr, len, prot, flags, fd, offset);
+#endif
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static int real_unmap(void *addr, size_t len)
+{
+    return result(munmap(addr, len));
+}
+
+static int real_remap(void *from, size_t len, void *to)
+{
+    void *p = mremap(from, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+
+    return p == MAP_FAILED ? -errno : 0;
+}
+
+static void *real_lengthen(void *from, size_t len, size_t want, void *at)
+{
+    void *p = mremap(from, len, want,
+                     MREMAP_MAYMOVE | (at ? MREMAP_FIXED : 0), at);
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static int real_advise(void *addr, size_t len, int advice)
+{
+    return result(madvise(addr, len, advice));
+}
+
+static int real_policy_get(void *addr, int *mode, unsigned long *mask,
+                           size_t bits)
+{
+    return result(syscall(SYS_get_mempolicy, mode, mask, bits, addr,
+                          MPOL_BY_ADDR));
+}
+
+static int real_policy_set(void *addr, size_t len, int mode,
+                           const unsigned long *mask, size_t bits)
+{
+    return result(syscall(SYS_mbind, addr, len, mode, mask, bits, 0));
+}
+
+static int real_prefer_node(int node)
+{
+    unsigned long mask[16] = { 0 };
+    size_t bits = sizeof(mask) * 8;
+
+    if (node < 0 || (size_t)node >= bits) {
+        return result(syscall(SYS_set_mempolicy, MPOL_DEFAULT_MODE, NULL, 0));
+    }
+    mask[node / 64] |= 1ul << (node % 64);
+    return result(syscall(SYS_set_mempolicy, MPOL_PREFERRED_MODE, mask, bits));
+}
+
+static int real_thread_policy_get(int *mode, unsigned long *mask, size_t bits)
+{
+    return result(syscall(SYS_get_mempolicy, mode, mask, bits, NULL, 0));
+}
+
+static int real_thread_policy_set(int mode, const unsigned long *mask,
+                                  size_t bits)
+{
+    return result(syscall(SYS_set_mempolicy, mode, mask, bits));
+}
+
+static int real_memfd(const char *name)
+{
+    return result(memfd_create(name, MFD_CLOEXEC));
+}
+
+static int real_memfd_sealable(const char *name)
+{
+    return result(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+}
+
+static int real_seal_write(int fd)
+{
+    return result(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE));
+}
+
+static int real_open_read(const char *path)
+{
+    return result(open(path, O_RDONLY | O_CLOEXEC));
+}
+
+static int real_close(int fd)
+{
+    return result(close(fd));
+}
+
+static int real_truncate(int fd, off_t size)
+{
+    return result(ftruncate(fd, size));
+}
+
+static ssize_t real_write(int fd, const void *buf, size_t len, off_t offset)
+{
+    ssize_t ret = pwrite(fd, buf, len, offset);
+
+    return ret < 0 ? -errno : ret;
+}
+
+static ssize_t real_read(int fd, void *buf, size_t len)
+{
+    ssize_t ret = read(fd, buf, len);
+
+    return ret < 0 ? -errno : ret;
+}
+
+static ssize_t real_read_at(int fd, void *buf, size_t len, off_t offset)
+{
+    ssize_t ret = pread(fd, buf, len, offset);
+
+    return ret < 0 ? -errno : ret;
+}
+
+static int real_punch(int fd, off_t offset, off_t len)
+{
+    return result(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                            offset, len));
+}
+
+static int real_allocate(int fd, off_t offset, off_t len)
+{
+    return result(fallocate(fd, FALLOC_FL_KEEP_SIZE, offset, len));
+}
+
+static int real_uffd(void)
+{
+    int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    int dev;
+
+    if (fd >= 0 || errno != EPERM) {
+        return result(fd);
+    }
+    dev = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+    if (dev < 0) {
+        return -EPERM;
+    }
+    fd = ioctl(dev, IOC_USERFAULTFD_NEW, O_CLOEXEC | O_NONBLOCK);
+    fd = result(fd);
+    close(dev);
+    return fd;
+}
+
+static int real_uffd_api(int fd, uint64_t features)
+{
+    struct uffdio_api api = { .api = UFFD_API, .features = features };
+
+    return result(ioctl(fd, UFFDIO_API, &api));
+}
+
+static int real_uffd_register(const UffdRange *range, unsigned mode)
+{
+    struct uffdio_register reg = {
+        .range = { (uintptr_t)range->addr, range->len },
+        .mode = mode,
+    };
+
+    return result(ioctl(range->fd, UFFDIO_REGISTER, &reg));
+}
+
+static int real_uffd_unregister(const UffdRange *range)
+{
+    struct uffdio_range r = { (uintptr_t)range->addr, range->len };
+
+    return result(ioctl(range->fd, UFFDIO_UNREGISTER, &r));
+}
+
+static int real_uffd_wake(const UffdRange *range)
+{
+    struct uffdio_range r = { (uintptr_t)range->addr, range->len };
+
+    return result(ioctl(range->fd, UFFDIO_WAKE, &r));
+}
+
+static int real_uffd_protect(const UffdRange *range, bool on)
+{
+    struct uffdio_writeprotect wp = {
+        .range = { (uintptr_t)range->addr, range->len },
+        .mode = on ? UFFDIO_WRITEPROTECT_MODE_WP : 0,
+    };
+
+    return result(ioctl(range->fd, UFFDIO_WRITEPROTECT, &wp));
+}
+
+static int real_uffd_move(int fd, void *to, void *from, size_t len,
+                          size_t *done)
+{
+    struct move_arg arg = {
+        .dst = (uintptr_t)to,
+        .src = (uintptr_t)from,
+        .len = len,
+        .mode = MOVE_DONTWAKE,
+    };
+    int ret = result(ioctl(fd, IOC_MOVE, &arg));
+
+    *done = arg.moved > 0 ? arg.moved : 0;
+    return ret;
+}
+
+static int real_uffd_copy(int fd, void *to, const void *from, size_t len,
+                          size_t *done)
+{
+    struct uffdio_copy arg = {
+        .dst = (uintptr_t)to,
+        .src = (uintptr_t)from,
+        .len = len,
+        .mode = UFFDIO_COPY_MODE_DONTWAKE,
+    };
+    int ret = result(ioctl(fd, UFFDIO_COPY, &arg));
+
+    *done = arg.copy > 0 ? arg.copy : 0;
+    return ret;
+}
+
+static int real_uffd_poison(int fd, void *addr, size_t len)
+{
+    struct poison_arg arg = {
+        .addr = (uintptr_t)addr,
+        .len = len,
+        .mode = POISON_DONTWAKE,
+    };
+
+    return result(ioctl(fd, IOC_POISON, &arg));
+}
+
+static ssize_t real_pagemap(PmScan *scan)
+{
+    struct scan_arg arg = {
+        .size = sizeof(arg),
+        .flags = scan->protect ? SCAN_WP_MATCHING : 0,
+        .start = scan->start,
+        .end = scan->end,
+        .vec = (uintptr_t)scan->vec,
+        .vec_len = scan->vec_len,
+        .mask = scan->all,
+        .anyof = scan->any,
+        .ret = scan->tell,
+    };
+    ssize_t ret = ioctl(scan->fd, IOC_SCAN, &arg);
+
+    if (ret < 0) {
+        return -errno;
+    }
+    scan->walk_end = arg.walk_end;
+    return ret;
+}
+
+static void real_signals_block(sigset_t *old)
+{
+    sigset_t all;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, old);
+}
+
+static void real_signals_restore(const sigset_t *old)
+{
+    pthread_sigmask(SIG_SETMASK, old, NULL);
+}
+
+static size_t real_file_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) < 0 ||
+        limit.rlim_cur == RLIM_INFINITY) {
+        return SIZE_MAX;
+    }
+    return limit.rlim_cur;
+}
+
+static size_t real_page_size(void)
+{
+    return getauxval(AT_PAGESZ);
+}
+
+/* What this was compiled for: a kernel may say the wider one of two. */
+static const char *real_machine(void)
+{
+#if defined(__x86_64__) && defined(__LP64__)
+    return "x86_64";
+#elif defined(__aarch64__)
+    return "aarch64";
+#elif defined(__s390x__)
+    return "s390x";
+#elif defined(__powerpc64__)
+    return "ppc64";
+#elif defined(__riscv)
+    return "riscv";
+#elif defined(__loongarch__)
+    return "loongarch";
+#else
+    return "this architecture";
+#endif
+}
+
+static uint64_t read_clock(clockid_t id)
+{
+    struct timespec ts;
+
+    clock_gettime(id, &ts);
+    return ts.tv_sec * UINT64_C(1000000000) + ts.tv_nsec;
+}
+
+static uint64_t real_cpu_ns(void)
+{
+    return read_clock(CLOCK_THREAD_CPUTIME_ID);
+}
+
+static uint64_t real_now_ns(void)
+{
+    return read_clock(CLOCK_MONOTONIC);
+}
+
+static uint64_t real_random(void)
+{
+    uint64_t value;
+
+    if (getrandom(&value, sizeof(value), GRND_NONBLOCK) != sizeof(value)) {
+        value = ((uint64_t)g_random_int() << 32) | g_random_int();
+    }
+    return value;
+}
+
+static void real_pause(unsigned us)
+{
+    g_usleep(us);
+}
+
+#define REAL_CALLS { \
+    .map = real_map, \
+    .unmap = real_unmap, \
+    .remap = real_remap, \
+    .lengthen = real_lengthen, \
+    .advise = real_advise, \
+    .policy_get = real_policy_get, \
+    .policy_set = real_policy_set, \
+    .prefer_node = real_prefer_node, \
+    .thread_policy_get = real_thread_policy_get, \
+    .thread_policy_set = real_thread_policy_set, \
+    .memfd = real_memfd, \
+    .memfd_sealable = real_memfd_sealable, \
+    .seal_write = real_seal_write, \
+    .open_read = real_open_read, \
+    .close = real_close, \
+    .truncate = real_truncate, \
+    .write = real_write, \
+    .read = real_read, \
+    .read_at = real_read_at, \
+    .punch = real_punch, \
+    .allocate = real_allocate, \
+    .uffd = real_uffd, \
+    .uffd_api = real_uffd_api, \
+    .uffd_register = real_uffd_register, \
+    .uffd_unregister = real_uffd_unregister, \
+    .uffd_wake = real_uffd_wake, \
+    .uffd_protect = real_uffd_protect, \
+    .uffd_move = real_uffd_move, \
+    .uffd_copy = real_uffd_copy, \
+    .uffd_poison = real_uffd_poison, \
+    .pagemap = real_pagemap, \
+    .signals_block = real_signals_block, \
+    .signals_restore = real_signals_restore, \
+    .file_limit = real_file_limit, \
+    .page_size = real_page_size, \
+    .machine = real_machine, \
+    .cpu_ns = real_cpu_ns, \
+    .now_ns = real_now_ns, \
+    .random = real_random, \
+    .pause = real_pause, \
+}
+
+const KsmPrim prim_real = REAL_CALLS;
+KsmPrim prim = REAL_CALLS;
+
+char *prim_read_file(const char *path, size_t *len)
+{
+    g_autoptr(GString) text = g_string_new(NULL);
+    char buf[4096];
+    int fd = prim.open_read(path);
+    ssize_t n;
+
+    if (fd < 0) {
+        errno = -fd;
+        return NULL;
+    }
+    while ((n = prim.read(fd, buf, sizeof(buf))) > 0) {
+        g_string_append_len(text, buf, n);
+    }
+    prim.close(fd);
+    if (n < 0) {
+        errno = -n;
+        return NULL;
+    }
+    if (len) {
+        *len = text->len;
+    }
+    return g_string_free(g_steal_pointer(&text), FALSE);
+}

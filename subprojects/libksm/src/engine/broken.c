@@ -1,0 +1,139 @@
+/*
+ * broken: merged pages that were written
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * In the history of a BROKEN page the high 4 bits count looks that found the
+ * same hash, the low 4 bits those to be skipped.
+ */
+#include "base/prim.h"
+#include "base/tsan.h"
+#include "engine/ages.h"
+#include "engine/broken.h"
+#include "merge/quiet.h"
+
+#define BACKOFF_MAX     5u      /* log2 of looks */
+
+/* The content of a page is known: what is it equal to? */
+static void page_match(KsmEngine *e, KsmRegion *r, size_t page, bool zero)
+{
+    uint32_t place;
+
+    if (zero) {
+        page_again(r, page, true);
+        return;
+    }
+    place = index_lookup(&e->content.index, r->tag[page]);
+    if (place == page_id(r, page)) {
+        return;     /* whoever is equal finds it there */
+    }
+    page_again(r, page, place != PLACE_NONE);
+    if (place != PLACE_NONE) {
+        content_met(&e->content, place);
+    } else {
+        content_enter(&e->content, r, page);
+    }
+}
+
+static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint64_t hash64)
+{
+    uint32_t hash = content_tag(r, hash64);
+    unsigned age = quiet_looks(r, page);
+
+    if (!age || r->tag[page] != hash) {
+        content_leave(&e->content, r, page, PAGE_BROKEN);
+        r->tag[page] = hash;
+        r->history[page] = 1 << 4;
+        return;
+    }
+    page_match(e, r, page, hash64 == e->hasher.zero);
+    age = MIN(age + 1, 15);
+    r->history[page] = age << 4 | age_skip(age - 1);
+}
+
+/* Hashes what is to be looked at this time. */
+static void pages_look(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    uint64_t hash[CHUNK_PAGES];
+    uint16_t which[CHUNK_PAGES];
+    size_t first = chunk * CHUNK_PAGES;
+    unsigned n = 0;
+
+    KSM_TSAN_IGNORE_BEGIN();
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        if (page_state(r, first + i) != PAGE_BROKEN ||
+            !(e->scan.kinds[i] & PM_PRESENT)) {
+            continue;
+        }
+        if (r->history[first + i] & 0x0f) {
+            r->history[first + i]--;
+            continue;
+        }
+        hash[n] = hash_page(&e->hasher, page_addr(r, first + i));
+        which[n++] = i;
+    }
+    KSM_TSAN_IGNORE_END();
+    for (unsigned i = 0; i < n; i++) {
+        page_look(e, r, first + which[i], hash[i]);
+    }
+    e->total.pages_scanned += n;
+}
+
+/* False: not this time, as a device is at it, or there is no memory. */
+static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
+{
+    uint64_t t = prim.cpu_ns();
+
+    if (restore_pages(&e->restore, r, page, n) < 0) {
+        return false;
+    }
+    t = prim.cpu_ns() - t;
+    cost_average(&e->costs.restore_ns, t - MIN(t, n * RESTORE_PAGE_NS));
+    return true;
+}
+
+/* True: something was restored. */
+static bool chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES;
+    uint32_t zero = content_tag(r, e->hasher.zero);
+    bool any = false;
+
+    while (page < end) {
+        QuietRun run = { 0 };
+
+        if (quiet_is_again(r, page)) {
+            run = quiet_run(&e->costs, r, page, end, zero);
+        }
+        if (run.n) {
+            any |= restore(e, r, page, run.n);
+        }
+        page += run.n ? run.n : MAX(run.seen, 1);
+    }
+    return any;
+}
+
+void broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    uint64_t cpu = prim.cpu_ns();
+
+    if (!c->broken || e->scan.pass % CHECK_PASSES) {
+        return;
+    }
+    pages_look(e, r, chunk);
+    c->calm = MIN(c->calm + 1, 255);
+    e->total.scan_time += prim.cpu_ns() - cpu;
+    if (!r->ops || !r->ops->busy || e->uffd_wp < 0 ||
+        c->calm < 1u << c->restored) {
+        return;
+    }
+    cpu = prim.cpu_ns();
+    if (chunk_restore(e, r, chunk)) {
+        c->restored = c->calm < 4u << c->restored
+                      ? MIN(c->restored + 1, BACKOFF_MAX)
+                      : c->restored - (c->restored > 0);
+        c->calm = 0;
+    }
+    e->total.merge_time += prim.cpu_ns() - cpu;
+}

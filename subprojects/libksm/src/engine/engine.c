@@ -1,0 +1,698 @@
+/*
+ * engine: construction, stepping, and what its owner calls
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * See libksm.h.  Here the rooms are built and given what they need, and the
+ * lock is taken.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/prim.h"
+#include "engine/discard.h"
+#include "engine/fork.h"
+#include "engine/scan.h"
+#include "engine/state.h"
+#include "memory/admit.h"
+
+GQuark ksm_error_quark(void)
+{
+    return g_quark_from_static_string("ksm-error-quark");
+}
+
+void ksm_config_init(KsmConfig *config)
+{
+    *config = (KsmConfig) {
+        .scope = KSM_SCOPE_VM,
+        .dirty = KSM_DIRTY_AUTO,
+        .free_policy = KSM_FREE_AUTO,
+        .smart_scan = true,
+        .max_cpu = 10,
+        .split_min_pages = 64,
+        .max_page_sharing = 256,
+        .vma_reserve_percent = 25,
+        .stall_limit_ns = 1000000,
+    };
+}
+
+/* Opens a userfaultfd with the features; -errno. */
+static int uffd_open(uint64_t features)
+{
+    int fd = prim.uffd(), ret;
+
+    if (fd < 0) {
+        return fd;
+    }
+    ret = prim.uffd_api(fd, features);
+    if (ret < 0) {
+        prim.close(fd);
+        return ret;
+    }
+    return fd;
+}
+
+static void uffd_error(int err, GError **error)
+{
+    if (err == -EPERM || err == -EACCES) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_PERMISSION,
+                    "userfaultfd is not permitted: give the process access "
+                    "to /dev/userfaultfd or CAP_SYS_PTRACE, or set the "
+                    "sysctl vm.unprivileged_userfaultfd to 1");
+    } else if (err == -EMFILE || err == -ENFILE || err == -ENOMEM) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
+                    "cannot open a userfaultfd: %s", g_strerror(-err));
+    } else {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "the kernel lacks %s", err == -ENOSYS ? "userfaultfd"
+                    : "UFFDIO_MOVE (Linux 6.8)");
+    }
+}
+
+/*
+ * What the engine compares of a page is its bytes, 4096 of them.  Where memory
+ * has more to it (s390x: storage keys), pages that compare equal are not.
+ */
+static bool host_refused(GError **error)
+{
+    const char *machine = prim.machine();
+    size_t size = prim.page_size();
+
+    if (!strcmp(machine, "s390x")) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "merging is not for s390x: memory has storage keys there, "
+                    "which would be lost");
+        return true;
+    }
+    if (strcmp(machine, "x86_64") && strcmp(machine, "aarch64")) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "merging has not been tested on %s: it needs x86_64 or "
+                    "aarch64", machine);
+        return true;
+    }
+    if (size != PAGE_BYTES) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "the kernel's pages are of %zu bytes: merging needs a "
+                    "kernel with pages of %zu bytes", size, PAGE_BYTES);
+        return true;
+    }
+    return false;
+}
+
+bool ksm_supported(GError **error)
+{
+    int fd;
+
+    if (host_refused(error)) {
+        return false;
+    }
+    fd = uffd_open(UFFD_MOVE);
+
+    if (fd < 0) {
+        uffd_error(fd, error);
+        return false;
+    }
+    prim.close(fd);
+    return true;
+}
+
+/* What the rooms need of each other, and of the configuration. */
+static void engine_connect(KsmEngine *e)
+{
+    e->dirty = (KsmDirty) {
+        .uffd = e->uffd,
+        .wp_async = e->dirty.wp_async,
+        .tags = !engine_zero_only(e),
+        .source = e->cfg.dirty,
+        .kinds = &e->kinds,
+        .content = &e->content,
+    };
+    e->plan = (KsmPlan) {
+        .content = &e->content,
+        .hasher = &e->hasher,
+        .vmas = &e->vmas,
+        .costs = &e->costs,
+        .memcg = &e->memcg,
+        .split_min_pages = e->cfg.split_min_pages,
+        .stall_limit_ns = e->cfg.stall_limit_ns,
+    };
+    e->stage = (KsmStage) {
+        .uffd = e->uffd,
+        .wp_async = e->dirty.wp_async,
+        .kinds = &e->kinds,
+        .costs = &e->costs,
+        .vmas = &e->vmas,
+        .content = &e->content,
+    };
+    e->merge = (KsmMerge) {
+        .plan = &e->plan,
+        .stage = &e->stage,
+        .content = &e->content,
+        .hasher = &e->hasher,
+        .dirty = &e->dirty,
+        .vmas = &e->vmas,
+        .costs = &e->costs,
+    };
+    e->restore = (KsmRestore) {
+        .uffd = e->uffd,
+        .uffd_wp = e->uffd_wp,
+        .kinds = &e->kinds,
+        .vmas = &e->vmas,
+        .content = &e->content,
+        .dirty = &e->dirty,
+    };
+}
+
+static bool resources_error(GError **error, int err, const char *what)
+{
+    g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES, "cannot %s: %s", what,
+                g_strerror(-err));
+    return false;
+}
+
+/* Opens what an engine needs; false with @error set. */
+static bool engine_open(KsmEngine *e, GError **error)
+{
+    int ret;
+
+    if (host_refused(error)) {
+        return false;
+    }
+    e->uffd = uffd_open(UFFD_MOVE | UFFD_WP | UFFD_WP_SHMEM | UFFD_WP_ASYNC);
+    e->dirty.wp_async = e->uffd >= 0;
+    if (e->uffd < 0) {
+        e->uffd = uffd_open(UFFD_MOVE);
+    }
+    if (e->uffd < 0) {
+        uffd_error(e->uffd, error);
+        return false;
+    }
+    e->uffd_wp = uffd_open(UFFD_WP | UFFD_WP_SHMEM);
+    if (e->uffd_wp < 0 && e->uffd_wp != -EINVAL) {
+        uffd_error(e->uffd_wp, error);
+        return false;
+    }
+    ret = kinds_open(&e->kinds);
+    if (ret < 0) {
+        return resources_error(error, ret, "open /proc/self/pagemap");
+    }
+    vmas_init(&e->vmas, e->cfg.vma_reserve_percent, e->cfg.vma_reserve);
+    ret = content_init(&e->content, &e->dir, e->cfg.max_page_sharing);
+    if (ret < 0) {
+        return resources_error(error, ret, "make the pool");
+    }
+    /*
+     * Without blocking write-protection a mapping of the pool stays after
+     * unmerging, and could show other content if slots were used again.
+     */
+    e->content.pool.keep_all |= e->uffd_wp < 0;
+    engine_connect(e);
+    dirty_init(&e->dirty);
+    ret = stage_init(&e->stage);
+    if (ret < 0) {
+        return resources_error(error, ret, "make the staging area");
+    }
+    return true;
+}
+
+static void config_clamp(KsmConfig *c)
+{
+    c->max_cpu = CLAMP(c->max_cpu, 1, 100);
+    c->split_min_pages = CLAMP(c->split_min_pages, 1, CHUNK_PAGES);
+    c->max_page_sharing = CLAMP(c->max_page_sharing, 2, SLOT_USERS);
+    c->vma_reserve_percent = MIN(c->vma_reserve_percent, 99);
+}
+
+static void fd_close(int fd)
+{
+    if (fd >= 0) {
+        prim.close(fd);
+    }
+}
+
+static void engine_close(KsmEngine *e)
+{
+    stage_close(&e->stage);
+    content_free(&e->content);
+    fd_close(e->uffd);
+    fd_close(e->uffd_wp);
+    vmas_close(&e->vmas);
+    kinds_close(&e->kinds);
+    ksm_freer_free(e->freer);
+    memcg_free(&e->memcg);
+    dirty_fini(&e->dirty);
+    directory_free(&e->dir);
+    g_ptr_array_unref(e->regions);
+    lock_destroy(&e->lock);
+    g_free(e);
+}
+
+/* Nothing is open: engine_close() may be called. */
+static KsmEngine *engine_alloc(const KsmConfig *config)
+{
+    KsmEngine *e = g_new0(KsmEngine, 1);
+
+    e->cfg = *config;
+    config_clamp(&e->cfg);
+    e->run = true;
+    e->uffd = e->uffd_wp = e->kinds.pagemap = e->vmas.maps = -1;
+    pool_closed(&e->content.pool);
+    lock_init(&e->lock);
+    e->regions = g_ptr_array_new();
+    directory_init(&e->dir);
+    costs_init(&e->costs);
+    e->freer = ksm_freer_new(config->free_policy);
+    freer_remember_all(e->freer);
+    return e;
+}
+
+KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
+{
+    KsmEngine *e = engine_alloc(config);
+
+    if (!engine_open(e, error)) {
+        engine_close(e);
+        return NULL;
+    }
+    memcg_init(&e->memcg, "/");
+    hasher_init(&e->hasher, prim.random());
+    engines_add(e);
+    return e;
+}
+
+void ksm_engine_free(KsmEngine *engine)
+{
+    if (engine->dead) {
+        return;
+    }
+    g_assert(engine->regions->len == 0);
+    engines_drop(engine);
+    engine_close(engine);
+}
+
+void ksm_engine_set_run(KsmEngine *engine, bool run)
+{
+    lock_take(&engine->lock);
+    engine->run = run;
+    if (run) {
+        scan_kick(engine);
+    }
+    lock_release(&engine->lock);
+}
+
+void ksm_engine_set_max_cpu(KsmEngine *engine, unsigned percent)
+{
+    lock_take(&engine->lock);
+    engine->cfg.max_cpu = CLAMP(percent, 1, 100);
+    lock_release(&engine->lock);
+}
+
+void ksm_engine_set_target_scan(KsmEngine *engine, unsigned seconds)
+{
+    lock_take(&engine->lock);
+    engine->cfg.target_scan_s = seconds;
+    lock_release(&engine->lock);
+}
+
+void ksm_engine_set_smart_scan(KsmEngine *engine, bool on)
+{
+    lock_take(&engine->lock);
+    engine->cfg.smart_scan = on;
+    lock_release(&engine->lock);
+}
+
+void ksm_engine_set_vma_reserve(KsmEngine *engine, size_t mappings)
+{
+    lock_take(&engine->lock);
+    engine->vmas.reserve = mappings;
+    vmas_recount(&engine->vmas);    /* the limit goes with the count */
+    lock_release(&engine->lock);
+}
+
+static void given_already(GError **error)
+{
+    g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
+                "the memory was given to an engine already");
+}
+
+/* False: the source of dirty pages does not work for the region. */
+static bool region_source(KsmEngine *e, KsmRegion *r, GError **error)
+{
+    int ret = dirty_choose(&e->dirty, r);
+
+    if (ret < 0) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "the dirty source asked for does not work here: %s",
+                    ret == -EINVAL ? "the region has no dirty_sync op"
+                    : ret == -ENOTSUP ? "the kernel lacks PAGEMAP_SCAN with "
+                      "asynchronous write-protection (Linux 6.7)"
+                    : "the memory cannot be registered with userfaultfd");
+    }
+    return ret == 0;
+}
+
+/* With the lock held: nothing here takes longer the more is registered. */
+static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
+{
+    size_t used = directory_pages(&e->dir), pages = used + r->n_pages;
+    int ret = 0;
+
+    if (engine_has(e, r->addr, r->len)) {
+        given_already(error);
+        return false;
+    }
+    if (!engine_zero_only(e)) {
+        ret = content_reserve(&e->content, pages);
+    }
+    ret = ret < 0 ? ret : directory_enter(&e->dir, r);
+    if (ret == -EFBIG) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
+                    "cannot manage %zu more pages: an engine has room for "
+                    "%zu, of which %zu are in use", r->n_pages,
+                    DIR_MAX * CHUNK_PAGES, used);
+        return false;
+    }
+    if (ret < 0) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
+                    "no memory to manage %zu more pages: %s", r->n_pages,
+                    g_strerror(-ret));
+        return false;
+    }
+    g_ptr_array_add(e->regions, r);
+    scan_kick(e);
+    e->scan.settle = 2;
+    return true;
+}
+
+static void region_free(KsmRegion *r)
+{
+    region_fini(r);
+    g_free(r);
+}
+
+/* Not known to the engine yet. */
+static KsmRegion *region_make(KsmEngine *e, void *addr, size_t len, int node,
+                              const KsmRegionOps *ops, void *opaque,
+                              GError **error)
+{
+    EngineRegion *er = g_new0(EngineRegion, 1);
+    KsmRegion *r = &er->region;
+    const char *why;
+
+    er->engine = e;
+    region_init(r, addr, len, node, ops, opaque);
+    why = admit(r);
+    if (why) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
+                    "%p, %zu bytes, cannot be merged: %s", addr, len, why);
+    } else if (region_alloc(r) < 0) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
+                    "no memory for the state of %zu pages", r->n_pages);
+    } else {
+        return r;
+    }
+    region_free(r);
+    return NULL;
+}
+
+/*
+ * The memory is nobody's so far, and nobody else adds any.  What takes long is
+ * done without the lock: reading the kernel's list of mappings, and preparing
+ * what is kept of each page.
+ */
+static KsmRegion *region_add(KsmEngine *e, void *addr, size_t len, int node,
+                             const KsmRegionOps *ops, void *opaque,
+                             GError **error)
+{
+    KsmRegion *r = region_make(e, addr, len, node, ops, opaque, error);
+    bool entered = false;
+
+    if (!r) {
+        return NULL;
+    }
+    if (region_source(e, r, error)) {
+        lock_take(&e->lock);
+        entered = region_enter(e, r, error);
+        lock_release(&e->lock);
+    }
+    if (!entered) {
+        /* what stays registered could never be added again */
+        for (unsigned tries = 0;
+             dirty_pause(&e->dirty, r) < 0 && tries < 1000; tries++) {
+            prim.pause(100);
+        }
+        region_free(r);
+        return NULL;
+    }
+    return r;
+}
+
+KsmRegion *ksm_region_add(KsmEngine *engine, void *addr, size_t len, int node,
+                          const KsmRegionOps *ops, void *opaque,
+                          GError **error)
+{
+    KsmRegion *r = NULL;
+
+    /* does not change but in a forked child, where there is one thread */
+    if (engine->dead) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_UNSUPPORTED,
+                    "an engine does not work in a forked child");
+        return NULL;
+    }
+    if (!len || ((uintptr_t)addr | len) % PAGE_BYTES) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
+                    "address and length must be multiples of %zu", PAGE_BYTES);
+        return NULL;
+    }
+    engines_adding();
+    if (engines_have(addr, len)) {
+        given_already(error);
+    } else {
+        r = region_add(engine, addr, len, node, ops, opaque, error);
+    }
+    engines_added();
+    return r;
+}
+
+/*
+ * Called and left with the lock held, but others have it in between: nobody
+ * knows the region any more, but for what stands in the index, which may name
+ * its pages until they are dropped.
+ */
+static void region_drop(KsmEngine *e, KsmRegion *r)
+{
+    r->leaving = true;
+    e->n_leaving++;
+    g_ptr_array_remove(e->regions, r);
+    scan_forget(e, r);
+    for (size_t i = 0; i < r->n_pages; i++) {
+        if (page_state(r, i) != PAGE_OUTSIDE) {
+            content_leave(&e->content, r, i, PAGE_HOLE);
+        }
+        if (i % CHUNK_PAGES == CHUNK_PAGES - 1) {
+            lock_release(&e->lock);
+            lock_take(&e->lock);
+        }
+    }
+    directory_leave(&e->dir, r);
+    ksm_freer_forget(e->freer, r->addr, r->len);
+    e->n_leaving--;
+    pool_flush(&e->content.pool);
+}
+
+int ksm_region_remove(KsmRegion *region, KsmRemove how)
+{
+    KsmEngine *e = region_engine(region);
+    int ret = e->dead ? -ENOTSUP : 0;
+
+    lock_take(&e->lock);
+    if (ret == 0 && how == KSM_REMOVE_UNMERGE) {
+        ret = restore_unmerge(&e->restore, &e->lock, region, 0,
+                              region->n_pages);
+        ret = ret < 0 ? ret : dirty_pause(&e->dirty, region);
+    }
+    if (ret == 0) {
+        region_drop(e, region);
+    }
+    lock_release(&e->lock);
+    if (ret == 0) {
+        region_free(region);
+    }
+    return ret;
+}
+
+/* When to be called again, after a step that did what it could. */
+static int64_t step_pause(KsmEngine *e, bool more)
+{
+    uint64_t now = prim.now_ns();
+    uint64_t rest = budget_rest(&e->budget, e->cfg.max_cpu);
+    uint64_t spread = 0;
+
+    if (!more) {
+        uint64_t wait = e->scan.due > now ? e->scan.due - now : 0;
+        int64_t settle = e->run ? freer_wait(e->freer) : -1;
+
+        spread = budget_spread(e->cfg.target_scan_s * UINT64_C(1000000000),
+                               now - e->scan.started, 1, 1);
+        wait = MAX(wait, spread);
+        return MAX(rest, settle < 0 ? wait : MIN(wait, (uint64_t)settle));
+    }
+    if (e->cfg.target_scan_s) {
+        spread = budget_spread(e->cfg.target_scan_s * UINT64_C(1000000000),
+                               now - e->scan.started, e->scan.visited,
+                               e->dir.chunks);
+    }
+    return MAX(rest, spread);
+}
+
+#define FORGET_CHUNKS   1024u
+
+/* Forgets ages, as ksm_rescan() wants it; false: there is no more to do. */
+static bool ages_forget(KsmEngine *e)
+{
+    for (guint i = 0; e->forget && i < e->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        for (unsigned n = 0; n < FORGET_CHUNKS && r->forget_left; n++) {
+            KsmChunk *c = &r->chunk[--r->forget_left];
+
+            memset(r->history + r->forget_left * CHUNK_PAGES, 0, CHUNK_PAGES);
+            c->flags |= CHUNK_VISIT | CHUNK_CHECK;
+            c->wait = c->backoff = c->hot = c->hot_wait = 0;
+            c->tried = 0;
+        }
+        if (r->forget_left) {
+            return true;
+        }
+    }
+    e->forget = false;
+    return false;
+}
+
+/*
+ * A piece of what was put off because it would take long.  True: there is
+ * more.  *@crowded: pages that are found now would not be remembered.
+ */
+static bool engine_upkeep(KsmEngine *e, bool *crowded)
+{
+    IndexWork work = index_step(&e->content.index);
+    bool more = pool_release(&e->content.pool);
+
+    *crowded = work == INDEX_CROWDED || ages_forget(e);
+    return more || *crowded || work != INDEX_DONE;
+}
+
+static bool engine_has_work(const KsmEngine *e)
+{
+    return !e->dead && e->regions->len && (e->run || scan_has_books(e));
+}
+
+int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
+{
+    KsmEngine *e = engine;
+    int64_t pause = -1;
+    bool more = true, crowded;
+
+    lock_take(&e->lock);
+    budget_begin(&e->budget, e->cfg.max_cpu, max_ns);
+    if (!max_ns && engine_has_work(e) && e->scan.phase == PHASE_START &&
+        prim.now_ns() < e->scan.due) {
+        /* between passes only what was freed is looked after */
+        do {
+            more = e->run && discard_settle(e);
+        } while (more && budget_used(&e->budget) < e->budget.limit);
+        pause = step_pause(e, false);
+        more = false;
+    }
+    while (more && engine_has_work(e)) {
+        more = engine_upkeep(e, &crowded);
+        more |= !crowded && scan_step(e);
+        pause = step_pause(e, more);
+        if (budget_used(&e->budget) >= e->budget.limit) {
+            break;
+        }
+        lock_release(&e->lock);
+        lock_take(&e->lock);
+    }
+    if (!engine_has_work(e)) {
+        pause = -1;
+    }
+    lock_release(&e->lock);
+    return pause;
+}
+
+/* A byte range of a region as pages; false: not inside, not aligned, dead. */
+static bool range_pages(KsmRegion *r, size_t offset, size_t len,
+                        size_t *page, size_t *n)
+{
+    if (region_engine(r)->dead || (offset | len) % PAGE_BYTES ||
+        offset > r->len || len > r->len - offset) {
+        return false;
+    }
+    *page = region_first(r) + offset / PAGE_BYTES;
+    *n = len / PAGE_BYTES;
+    return true;
+}
+
+int ksm_discard(KsmRegion *region, size_t offset, size_t len)
+{
+    KsmEngine *e = region_engine(region);
+    size_t page, n;
+    int ret = -EINVAL;
+
+    lock_take(&e->lock);
+    if (range_pages(region, offset, len, &page, &n)) {
+        ret = discard_range(e, region, page, n);
+    }
+    lock_release(&e->lock);
+    return ret;
+}
+
+int ksm_free_hint(KsmRegion *region, size_t offset, size_t len)
+{
+    KsmEngine *e = region_engine(region);
+    size_t page, n;
+    int ret = -EINVAL;
+
+    lock_take(&e->lock);
+    if (range_pages(region, offset, len, &page, &n)) {
+        ret = discard_hint(e, region, page, n);
+    }
+    lock_release(&e->lock);
+    return ret;
+}
+
+int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
+{
+    KsmEngine *e = region_engine(region);
+    size_t page, n;
+    int ret = -EINVAL;
+
+    lock_take(&e->lock);
+    if (range_pages(region, offset, len, &page, &n)) {
+        ret = restore_unmerge(&e->restore, &e->lock, region, page, n);
+        /* whatever has to stay, the rest is wanted all the same */
+        if (len == region->len) {
+            int paused = dirty_pause(&e->dirty, region);
+
+            ret = paused < 0 ? paused : ret;
+        }
+        pool_flush(&e->content.pool);
+    }
+    lock_release(&e->lock);
+    return ret;
+}
+
+void ksm_rescan(KsmEngine *engine)
+{
+    lock_take(&engine->lock);
+    for (guint i = 0; i < engine->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(engine->regions, i);
+
+        r->forget_left = r->n_chunks;
+    }
+    vmas_recount(&engine->vmas);
+    engine->forget = true;
+    scan_kick(engine);
+    lock_release(&engine->lock);
+}

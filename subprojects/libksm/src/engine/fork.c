@@ -1,0 +1,143 @@
+/*
+ * fork: the engines of this process
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <sys/mman.h>
+
+#include "engine/fork.h"
+
+static pthread_mutex_t engines_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Taken before engines_lock, and that before an engine's. */
+static pthread_mutex_t adding_lock = PTHREAD_MUTEX_INITIALIZER;
+static GPtrArray *engines;
+
+/* Are all regions kept out of children (MADV_DONTFORK)? */
+static bool engine_stays_home(const KsmEngine *e)
+{
+    if (e->n_leaving) {
+        return false;
+    }
+    for (guint i = 0; i < e->regions->len; i++) {
+        const KsmRegion *r = g_ptr_array_index(e->regions, i);
+        bool stays = false;
+
+        for (unsigned k = 0; k < r->n_advice; k++) {
+            stays |= r->advice[k] == MADV_DONTFORK;
+        }
+        if (!stays) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void fork_prepare(void)
+{
+    pthread_mutex_lock(&adding_lock);
+    pthread_mutex_lock(&engines_lock);
+    for (guint i = 0; engines && i < engines->len; i++) {
+        KsmEngine *e = g_ptr_array_index(engines, i);
+
+        lock_take(&e->lock);
+        if (!e->dead && !engine_stays_home(e)) {
+            pool_fork(&e->content.pool);
+        }
+    }
+}
+
+static void fork_done(void)
+{
+    for (guint i = 0; engines && i < engines->len; i++) {
+        KsmEngine *e = g_ptr_array_index(engines, i);
+
+        pool_forked(&e->content.pool);
+        lock_release(&e->lock);
+    }
+    pthread_mutex_unlock(&engines_lock);
+    pthread_mutex_unlock(&adding_lock);
+}
+
+/*
+ * In the child the engines are dead: their userfaultfd is the parent's, and
+ * what was done through it would be done to the parent's memory.
+ */
+static void fork_child(void)
+{
+    for (guint i = 0; engines && i < engines->len; i++) {
+        KsmEngine *e = g_ptr_array_index(engines, i);
+
+        /* whoever waited for the lock does not exist here */
+        e->dead = true;
+        pool_forked_child(&e->content.pool);
+        lock_init(&e->lock);
+    }
+    pthread_mutex_unlock(&engines_lock);
+    pthread_mutex_unlock(&adding_lock);
+}
+
+void engines_add(KsmEngine *e)
+{
+    static bool watching;
+
+    pthread_mutex_lock(&engines_lock);
+    if (!engines) {
+        engines = g_ptr_array_new();
+    }
+    if (!watching) {
+        watching = true;
+        pthread_atfork(fork_prepare, fork_done, fork_child);
+    }
+    g_ptr_array_add(engines, e);
+    pthread_mutex_unlock(&engines_lock);
+}
+
+void engines_drop(KsmEngine *e)
+{
+    pthread_mutex_lock(&engines_lock);
+    if (engines) {
+        g_ptr_array_remove(engines, e);
+        if (engines->len == 0) {
+            g_clear_pointer(&engines, g_ptr_array_unref);
+        }
+    }
+    pthread_mutex_unlock(&engines_lock);
+}
+
+void engines_adding(void)
+{
+    pthread_mutex_lock(&adding_lock);
+}
+
+void engines_added(void)
+{
+    pthread_mutex_unlock(&adding_lock);
+}
+
+bool engine_has(const KsmEngine *e, const char *addr, size_t len)
+{
+    for (guint i = 0; i < e->regions->len; i++) {
+        const KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        if (addr < r->addr + r->len && r->addr < addr + len) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool engines_have(const char *addr, size_t len)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&engines_lock);
+    for (guint i = 0; i < engines->len && !found; i++) {
+        KsmEngine *e = g_ptr_array_index(engines, i);
+
+        lock_take(&e->lock);
+        found = engine_has(e, addr, len);
+        lock_release(&e->lock);
+    }
+    pthread_mutex_unlock(&engines_lock);
+    return found;
+}

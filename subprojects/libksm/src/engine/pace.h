@@ -1,0 +1,31 @@
+/*
+ * pace: how much to do
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Work is measured in CPU time of the stepping thread.  After a slice of it
+ * the engine rests until its share is what the user allows; a target scan
+ * time can only make it slower, by spreading a pass.
+ */
+#ifndef KSM_PACE_H
+#define KSM_PACE_H
+
+#include <stdint.h>
+
+typedef struct KsmBudget {
+    uint64_t step_cpu;      /* thread CPU time when the step began */
+    uint64_t limit;         /* ns of CPU for this step */
+} KsmBudget;
+
+void budget_begin(KsmBudget *b, unsigned percent, uint64_t max_ns);
+uint64_t budget_used(const KsmBudget *b);
+/* ns to rest after this step, by the CPU share. */
+uint64_t budget_rest(const KsmBudget *b, unsigned percent);
+/*
+ * ns to rest so that a pass takes @target_ns: @done of @all chunks are done
+ * after @elapsed.
+ */
+uint64_t budget_spread(uint64_t target_ns, uint64_t elapsed, uint64_t done,
+                       uint64_t all);
+
+#endif

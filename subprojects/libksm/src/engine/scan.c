@@ -1,0 +1,714 @@
+/*
+ * scan: what to look at, and in which order
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <sys/mman.h>
+
+#include "base/prim.h"
+#include "base/tsan.h"
+#include "engine/ages.h"
+#include "engine/broken.h"
+#include "engine/discard.h"
+#include "engine/scan.h"
+
+#define IDLE_MIN_NS     UINT64_C(100000000)
+#define IDLE_SOON_NS    UINT64_C(1000000000)
+#define IDLE_MAX_NS     UINT64_C(10000000000)
+/*
+ * A pass that did not pay for itself is rested from for so many times its CPU
+ * time, but for hashing, which is done once: 0.07 % of a core for watching
+ * memory where nothing happens.
+ */
+#define REST_SHARE      1500u
+#define REST_MAX_NS     UINT64_C(30000000000)
+/* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
+#define PASS_MIN_NS     UINT64_C(2000000000)
+#define SKIP_STEP       4096u   /* chunks passed over in one go */
+
+/* Is the page to be passed over this time?  Counts it. */
+static bool page_skip(KsmEngine *e, KsmRegion *r, size_t page)
+{
+    if (!e->cfg.smart_scan || !age_passes(r, page)) {
+        return false;
+    }
+    e->total.pages_skipped++;
+    e->scan.again = true;
+    return true;
+}
+
+void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmScan *s = &e->scan;
+    KsmChunk *c = &r->chunk[chunk];
+
+    if ((c->flags & CHUNK_QUEUED) || r->leaving) {
+        return;
+    }
+    /*
+     * Where isolating fails two chunks would send each other for ever: each
+     * finds that it could merge, and takes the other's place in the index.
+     */
+    if (c->failed_in == (uint8_t)s->pass) {
+        return;
+    }
+    if (s->n_ripe == RIPE_MAX) {
+        c->flags |= CHUNK_VISIT;
+        s->again = true;
+        return;
+    }
+    c->flags |= CHUNK_QUEUED;
+    c->wait = 0;
+    s->ripe[s->n_ripe++] = page_id(r, chunk * CHUNK_PAGES);
+}
+
+void scan_forget(KsmEngine *e, KsmRegion *r)
+{
+    KsmScan *s = &e->scan;
+    unsigned kept = 0;
+
+    for (unsigned i = 0; i < s->n_ripe; i++) {
+        if (e->dir.entry[s->ripe[i] / CHUNK_PAGES].region != r) {
+            s->ripe[kept++] = s->ripe[i];
+        }
+    }
+    s->n_ripe = kept;
+    if (s->region == r) {
+        s->region = NULL;
+        s->phase = PHASE_START;
+    }
+}
+
+void scan_kick(KsmEngine *e)
+{
+    e->scan.due = 0;
+    e->scan.idle_ns = 0;
+}
+
+/* Pages of a chunk that were merged and have been written since. */
+static void page_broke(KsmEngine *e, KsmRegion *r, size_t page)
+{
+    content_leave(&e->content, r, page, PAGE_BROKEN);
+    r->cow_broken++;
+    e->total.cow_broken++;
+}
+
+/* What the page tables say about a page against what we thought. */
+static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
+{
+    bool there = (kind & PM_PRESENT) && !(kind & PM_ZEROPFN);
+
+    switch (page_state(r, page)) {
+    case PAGE_OUTSIDE:
+    case PAGE_BROKEN:
+        break;
+    case PAGE_MERGED:
+        if (kind_is_anonymous(kind)) {
+            page_broke(e, r, page);
+        }
+        break;
+    case PAGE_HOLE:
+    case PAGE_GIVEN:
+        if (there) {
+            page_set(r, page, PAGE_NEW);
+            page_mark(r, page, true);
+        } else if (kind & PM_SWAPPED) {
+            page_set(r, page, PAGE_SWAPPED);
+        }
+        break;
+    case PAGE_SWAPPED:
+        if (there) {
+            page_set(r, page, PAGE_NEW);
+            page_mark(r, page, true);
+        } else if (!(kind & PM_SWAPPED)) {
+            page_set(r, page, PAGE_HOLE);
+        }
+        break;
+    case PAGE_FREED:
+        chunk_set_lazy(r, page_chunk(r, page),
+                       page_chunk(r, page)->lazy + there);
+        if (there && r->dirty == KSM_DIRTY_CHECKSUM &&
+            !(r->state[page] & PAGE_BLIND)) {
+            page_set(r, page, PAGE_NEW);
+            page_mark(r, page, true);
+        }
+        break;
+    case PAGE_PINNED:
+    case PAGE_BUSY:
+        if (page_chunk(r, page)->wait == 0) {
+            content_leave(&e->content, r, page, PAGE_NEW);
+            page_mark(r, page, r->dirty == KSM_DIRTY_CHECKSUM);
+        }
+        /* fall through */
+    default:
+        if (!there) {
+            content_leave(&e->content, r, page, kind & PM_SWAPPED ? PAGE_SWAPPED
+                                                    : PAGE_HOLE);
+        }
+        break;
+    }
+}
+
+/*
+ * Pages that could not be isolated are tried again.  What looks like a pin
+ * may be that a child was forked: the kernel moves only pages that are known
+ * to be ours alone, and finds that out at the next write.  A write fault
+ * without a write does it; but only once the child is gone, for before it
+ * would make a copy.  (A page table entry that says so too soon costs that
+ * copy.)  Nor while a device writes by a plain reference: the fault would
+ * copy, and leave the device with the old page.  One that comes later finds
+ * the page by a write fault of its own.
+ */
+static void chunk_unshare(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    size_t page = chunk * CHUNK_PAGES;
+    uint64_t entry[CHUNK_PAGES];
+    unsigned n;
+
+    if (r->chunk[chunk].wait || !r->count[PAGE_PINNED] ||
+        kinds_read(&e->kinds, page_addr(r, page), CHUNK_PAGES, entry) < 0) {
+        return;
+    }
+    for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
+        n = 0;
+        while (i + n < CHUNK_PAGES && (entry[i + n] >> ENTRY_EXCLUSIVE & 1) &&
+               page_state(r, page + i + n) == PAGE_PINNED) {
+            n++;
+        }
+        if (n && !region_busy(r, page_addr(r, page + i), n * PAGE_BYTES)) {
+            prim.advise(page_addr(r, page + i), n * PAGE_BYTES,
+                        MADV_POPULATE_WRITE);
+        }
+    }
+}
+
+/*
+ * What the page tables say about the chunk, into scan.kinds; false: that cannot
+ * be had.
+ */
+static bool chunk_kinds(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    size_t first = chunk * CHUNK_PAGES;
+    unsigned lo = 0, n = CHUNK_PAGES;
+
+    while (lo < CHUNK_PAGES && page_state(r, first + lo) == PAGE_OUTSIDE) {
+        lo++;
+    }
+    while (n > lo && page_state(r, first + n - 1) == PAGE_OUTSIDE) {
+        n--;
+    }
+    memset(e->scan.kinds, 0, CHUNK_PAGES);
+    return kinds_ask(&e->kinds, page_addr(r, first + lo), n - lo,
+                     r->chunk[chunk].mapped ? KINDS_ALL : KINDS_FAST,
+                     e->scan.kinds + lo) == 0;
+}
+
+/* Looks at the chunk's page tables; false: they cannot be had. */
+static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    size_t first = chunk * CHUNK_PAGES;
+    uint8_t all = 0;
+
+    chunk_unshare(e, r, chunk);
+    if (!chunk_kinds(e, r, chunk)) {
+        return false;
+    }
+    chunk_set_lazy(r, c, 0);
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        all |= e->scan.kinds[i];
+        page_look(e, r, first + i, e->scan.kinds[i]);
+    }
+    c->flags &= ~(CHUNK_HUGE | CHUNK_CHECK);
+    if (all & PM_HUGE) {
+        c->flags |= CHUNK_HUGE;
+    }
+    if ((all & PM_PRESENT) && !(c->flags & CHUNK_ARMED)) {
+        dirty_arm(&e->dirty, r, chunk);
+    }
+    return true;
+}
+
+/* Is the page to be hashed now? */
+static bool page_wanted(KsmEngine *e, KsmRegion *r, size_t page)
+{
+    PageState s = page_state(r, page);
+
+    if (r->dirty != KSM_DIRTY_CHECKSUM) {
+        return s == PAGE_NEW && !(r->state[page] & PAGE_WRITTEN) &&
+               !page_skip(e, r, page);
+    }
+    return (s == PAGE_NEW || s == PAGE_UNIQUE || s == PAGE_EQUAL ||
+            s == PAGE_ZEROES) && !page_skip(e, r, page);
+}
+
+/*
+ * Without a source, a page has to be seen twice with the same hash.  False:
+ * it is the first time.
+ */
+static bool checksum_quiet(KsmEngine *e, KsmRegion *r, size_t page,
+                           uint32_t hash)
+{
+    bool same = r->tag[page] == hash;
+    uint32_t place;
+
+    if (same && page_state(r, page) != PAGE_NEW) {
+        return false;       /* known already */
+    }
+    if (same) {
+        page_mark(r, page, false);
+        return true;
+    }
+    content_leave(&e->content, r, page, PAGE_NEW);
+    r->tag[page] = hash;
+    page_mark(r, page, true);
+    /* what is in the pool stays equal: no need to see it twice */
+    place = index_lookup(&e->content.index, hash);
+    if (place != PLACE_NONE && (place & PLACE_SLOT)) {
+        page_mark(r, page, false);
+        return true;
+    }
+    return false;
+}
+
+/* Something is equal to @page of which the index knows. */
+static void page_equal(KsmEngine *e, KsmRegion *r, size_t page,
+                       uint32_t place)
+{
+    page_set(r, page, PAGE_EQUAL);
+    r->history[page] = 0;
+    content_met(&e->content, place);
+}
+
+/* A page whose content is known is looked up, and known to the index. */
+static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
+{
+    uint32_t place = index_lookup(&e->content.index, tag);
+
+    r->tag[page] = tag;
+    if (place != PLACE_NONE) {
+        page_equal(e, r, page, place);
+        return;
+    }
+    page_set(r, page, PAGE_UNIQUE);
+    content_enter(&e->content, r, page);
+    age_miss(r, page);
+}
+
+static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
+                          uint64_t hash64)
+{
+    uint32_t again = content_tag_again(r, hash64);
+    /* as before: it may have been moved, and not written */
+    uint32_t hash = r->tag[page] == again ? again : content_tag(r, hash64);
+
+    if (hash64 == e->hasher.zero) {
+        if (page_state(r, page) != PAGE_ZEROES) {
+            content_leave(&e->content, r, page, PAGE_ZEROES);
+            r->tag[page] = hash;
+        }
+        return;
+    }
+    if (engine_zero_only(e)) {
+        content_leave(&e->content, r, page, PAGE_UNIQUE);
+        age_miss(r, page);
+        return;
+    }
+    if (r->dirty == KSM_DIRTY_CHECKSUM && !checksum_quiet(e, r, page, hash)) {
+        if (page_state(r, page) == PAGE_UNIQUE) {
+            age_miss(r, page);
+        }
+        return;
+    }
+    page_tag(e, r, page, hash);
+}
+
+/*
+ * The page is not equal to what the index knows by its tag, though it did not
+ * change: from now on it goes by @tag.
+ */
+static void page_collided(KsmEngine *e, KsmRegion *r, size_t page,
+                          uint32_t tag)
+{
+    content_leave(&e->content, r, page, PAGE_NEW);
+    page_tag(e, r, page, tag);
+    page_chunk(r, page)->flags |= CHUNK_VISIT;
+}
+
+static uint64_t zero_or_not(KsmEngine *e, const char *page)
+{
+    return bytes_are_zero(page, PAGE_BYTES) ? e->hasher.zero
+                                            : ~e->hasher.zero;
+}
+
+/* Hashes what is to be hashed; returns how many pages that were. */
+static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    uint64_t hash[CHUNK_PAGES];
+    uint16_t which[CHUNK_PAGES];
+    size_t first = chunk * CHUNK_PAGES;
+    unsigned n = 0;
+
+    KSM_TSAN_IGNORE_BEGIN();
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        const char *page = page_addr(r, first + i);
+        uint8_t kind = e->scan.kinds[i];
+
+        if (!(kind & PM_PRESENT) || (kind & PM_ZEROPFN) ||
+            !page_wanted(e, r, first + i)) {
+            continue;
+        }
+        if (i + 1 < CHUNK_PAGES && e->scan.kinds[i + 1] & PM_PRESENT) {
+            page_prefetch(page + PAGE_BYTES);
+        }
+        hash[n] = engine_zero_only(e) ? zero_or_not(e, page)
+                                      : hash_page(&e->hasher, page);
+        index_prefetch(&e->content.index, content_tag(r, hash[n]));
+        which[n++] = i;
+    }
+    KSM_TSAN_IGNORE_END();
+    for (unsigned i = 0; i < n; i++) {
+        page_classify(e, r, first + which[i], hash[i]);
+    }
+    e->total.pages_scanned += n;
+    return n;
+}
+
+/* What the plan has made possible elsewhere. */
+static void partners_queue(KsmEngine *e)
+{
+    for (unsigned i = 0; i < e->plan.n_partners; i++) {
+        const KsmDirEntry *d = &e->dir.entry[e->plan.partner[i]];
+
+        scan_queue(e, d->region, d->chunk);
+    }
+}
+
+/* Carries the plan out, and takes note of what came of it. */
+static unsigned plan_merge(KsmEngine *e, KsmRegion *r)
+{
+    unsigned merged = merge_plan(&e->merge);
+
+    for (unsigned i = 0; i < e->merge.n_collided; i++) {
+        page_collided(e, r, e->merge.collided[i].page,
+                      e->merge.collided[i].tag);
+    }
+    e->total.merged += merged;
+    r->merged += merged;
+    return merged;
+}
+
+/* False: there is nothing to carry out. */
+static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    bool made;
+
+    if (!plan_ripe(&e->plan, r, chunk)) {
+        return false;
+    }
+    made = plan_make(&e->plan, r, chunk);
+    partners_queue(e);
+    return made;
+}
+
+/* Merges the chunk if that pays. */
+static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    uint64_t cpu = prim.cpu_ns();
+    unsigned merged = 0;
+
+    if (chunk_plan(e, r, chunk)) {
+        merged = plan_merge(e, r);
+        c->backoff = merged ? 0 : MIN(c->backoff + 1, 6);
+        c->failed_in = merged ? c->failed_in : e->scan.pass;
+        c->tried = c->gain;
+        c->wait = 1u << c->backoff;
+    }
+    c->yield = (c->yield * 3u + merged * 255u / CHUNK_PAGES) / 4;
+    e->total.merge_time += prim.cpu_ns() - cpu;
+}
+
+static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    uint64_t cpu = prim.cpu_ns(), looked;
+    unsigned hashed = 0;
+    bool seen;
+
+    c->flags &= ~CHUNK_VISIT;
+    seen = chunk_look(e, r, chunk);
+    if (!seen) {
+        c->flags |= CHUNK_VISIT;
+        e->scan.again = true;
+        return;
+    }
+    looked = prim.cpu_ns();
+    hashed = chunk_hash(e, r, chunk);
+    e->scan.hash_time += prim.cpu_ns() - looked;
+    e->scan.active |= hashed && r->dirty != KSM_DIRTY_CHECKSUM;
+    if (c->fresh > c->written && r->dirty != KSM_DIRTY_CHECKSUM) {
+        c->flags |= CHUNK_VISIT;    /* some were skipped */
+    }
+    c->flags |= CHUNK_SEEN;
+    e->total.scan_time += prim.cpu_ns() - cpu;
+    broken_look(e, r, chunk);
+    chunk_merge(e, r, chunk);
+}
+
+/*
+ * While the region rests: which pages do no longer save anything?  Merged ones
+ * that were written, and zeroes that were given back.  Reads page tables.
+ */
+static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    uint64_t cpu = prim.cpu_ns(), broken = r->cow_broken;
+    size_t page = chunk * CHUNK_PAGES;
+
+    if (chunk_kinds(e, r, chunk)) {
+        for (unsigned i = 0; i < CHUNK_PAGES; i++, page++) {
+            PageState s = page_state(r, page);
+
+            if (s == PAGE_MERGED || s == PAGE_GIVEN) {
+                page_look(e, r, page, e->scan.kinds[i]);
+            }
+        }
+    }
+    /* more will be: look again soon */
+    e->scan.again |= r->cow_broken > broken;
+    e->total.scan_time += prim.cpu_ns() - cpu;
+}
+
+static void ripe_merge(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+    size_t page;
+    KsmRegion *r = directory_page(&e->dir, s->ripe[--s->n_ripe], &page);
+
+    r->chunk[page / CHUNK_PAGES].flags &= ~CHUNK_QUEUED;
+    if (!region_inhibited(r)) {
+        chunk_merge(e, r, page / CHUNK_PAGES);
+    }
+}
+
+/* The region after @r that this phase is about; NULL: none. */
+static KsmRegion *region_next(KsmEngine *e, KsmRegion *r)
+{
+    guint i = 0;
+
+    if (r) {
+        g_ptr_array_find(e->regions, r, &i);
+        i++;
+    }
+    for (; i < e->regions->len; i++) {
+        KsmRegion *next = g_ptr_array_index(e->regions, i);
+
+        if (!next->rests || e->scan.phase == PHASE_REST) {
+            return next;
+        }
+    }
+    return NULL;
+}
+
+/* Is the region to be merged in the pass that begins? */
+static void region_start(KsmEngine *e, KsmRegion *r)
+{
+    r->rests = region_inhibited(r) || !e->run;
+    if (r->inhibited) {
+        dirty_pause(&e->dirty, r);
+    } else if (!r->rests) {
+        dirty_resume(&e->dirty, r);
+    }
+}
+
+static void pass_start(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+
+    s->pass++;
+    s->started = prim.now_ns();
+    s->active = false;
+    s->scan_time = e->total.scan_time;
+    s->merged = e->total.merged;
+    s->hash_time = 0;
+    s->again = false;
+    s->visited = 0;
+    for (guint i = 0; i < e->regions->len; i++) {
+        region_start(e, g_ptr_array_index(e->regions, i));
+    }
+    s->phase = PHASE_SYNC;
+    s->region = region_next(e, NULL);
+    s->chunk = 0;
+}
+
+/* How long to be idle after a pass; 0: what it merged was worth its while. */
+static uint64_t pass_rest(const KsmEngine *e)
+{
+    const KsmScan *s = &e->scan;
+    uint64_t cost = e->total.scan_time - s->scan_time;
+    uint64_t worth = (e->total.merged - s->merged) * PAGE_WORTH_NS;
+    uint64_t idle = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
+                        s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
+
+    if (s->settle || worth > cost) {
+        return 0;
+    }
+    return MAX(idle, MIN((cost - s->hash_time) * REST_SHARE, REST_MAX_NS));
+}
+
+static void pass_end(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+
+    e->total.full_scans++;
+    s->phase = PHASE_START;
+    s->settle -= s->settle > 0;
+    s->idle_ns = pass_rest(e);
+    s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
+                 prim.now_ns() + s->idle_ns);
+    pool_flush(&e->content.pool);
+    pool_unkeep(&e->content.pool);
+    if (e->content.pool.leaked) {
+        /* if it fails, less is merged */
+        content_reserve_pool(&e->content, directory_pages(&e->dir));
+    }
+}
+
+/* Once a pass for each chunk of a piece. */
+static void waits_count(KsmRegion *r, size_t chunk, size_t end)
+{
+    for (; chunk < end; chunk++) {
+        KsmChunk *c = &r->chunk[chunk];
+
+        if (c->wait && --c->wait == 0) {
+            c->flags |= CHUNK_VISIT;
+        }
+    }
+}
+
+static void step_sync(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+    uint64_t cpu = prim.cpu_ns();
+    size_t end = dirty_sync(&e->dirty, s->region, s->chunk, s->pass);
+
+    s->again |= e->dirty.again;
+    e->dirty.again = false;
+    waits_count(s->region, s->chunk, end);
+    s->chunk = end;
+    e->total.scan_time += prim.cpu_ns() - cpu;
+}
+
+static bool chunk_in_phase(const KsmChunk *c, ScanPhase phase)
+{
+    bool good = c->yield > 0 || !(c->flags & CHUNK_SEEN);
+
+    return (c->flags & CHUNK_VISIT) && (phase == PHASE_REST || good);
+}
+
+/* Passed over by turns, so that no pass looks at all of them. */
+static bool chunk_has_books(const KsmScan *s, const KsmChunk *c)
+{
+    return (c->mapped > c->broken || c->given) &&
+           (s->chunk + s->pass) % CHECK_PASSES == 0;
+}
+
+/* A region that rests. */
+static void step_account(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+    KsmRegion *r = s->region;
+
+    for (unsigned i = 0; i < SKIP_STEP && s->chunk < r->n_chunks; i++) {
+        size_t chunk = s->chunk++;
+
+        s->visited++;
+        if (chunk_has_books(s, &r->chunk[chunk])) {
+            chunk_account(e, r, chunk);
+            break;
+        }
+    }
+}
+
+static void step_visit(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+    KsmRegion *r = s->region;
+
+    for (unsigned i = 0; i < SKIP_STEP && s->chunk < r->n_chunks; i++) {
+        size_t chunk = s->chunk++;
+
+        if (s->phase == PHASE_REST) {
+            s->visited++;
+        }
+        if (chunk_in_phase(&r->chunk[chunk], s->phase) &&
+            r->chunk[chunk].visited_in != (uint8_t)s->pass) {
+            r->chunk[chunk].visited_in = s->pass;
+            if (!region_inhibited(r)) {
+                chunk_visit(e, r, chunk);
+            }
+            break;
+        }
+    }
+}
+
+/* The cursor is at the end of a region: go on to the next, or phase. */
+static bool cursor_advance(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+
+    s->region = s->region ? region_next(e, s->region) : NULL;
+    s->chunk = 0;
+    if (s->region) {
+        return true;
+    }
+    if (s->phase == PHASE_REST) {
+        pass_end(e);
+        return false;
+    }
+    s->phase++;
+    s->region = region_next(e, NULL);
+    return true;
+}
+
+bool scan_has_books(const KsmEngine *e)
+{
+    const KsmPool *pool = &e->content.pool;
+
+    for (guint i = 0; i < e->regions->len; i++) {
+        const KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        if (r->count[PAGE_MERGED]) {
+            return true;
+        }
+    }
+    return pool->n_punch || (pool->leaked && !pool->keep_all);
+}
+
+bool scan_step(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+
+    if (e->run && discard_settle(e)) {
+        return true;
+    }
+    if (e->run && s->n_ripe) {
+        ripe_merge(e);
+        return true;
+    }
+    if (s->phase == PHASE_START) {
+        pass_start(e);
+        return true;
+    }
+    if (!s->region || s->chunk >= s->region->n_chunks) {
+        return cursor_advance(e);
+    }
+    if (s->region->rests || !e->run) {
+        step_account(e);
+    } else if (s->phase == PHASE_SYNC) {
+        step_sync(e);
+    } else {
+        step_visit(e);
+    }
+    return true;
+}

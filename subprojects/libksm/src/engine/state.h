@@ -1,0 +1,100 @@
+/*
+ * state: an engine, and the parts it is made of
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Only the rooms of this floor know struct KsmEngine.  It is behind one lock:
+ * ksm_step() holds that for a chunk at a time.
+ */
+#ifndef KSM_STATE_H
+#define KSM_STATE_H
+
+#include "base/hash.h"
+#include "base/kinds.h"
+#include "base/lock.h"
+#include "engine/pace.h"
+#include "memory/directory.h"
+#include "merge/merge.h"
+#include "merge/restore.h"
+#include "share/content.h"
+#include "watch/dirty.h"
+#include "watch/free.h"
+#include "watch/memcg.h"
+
+typedef enum ScanPhase {
+    PHASE_START,        /* of a pass */
+    PHASE_SYNC,         /* ask what was written */
+    PHASE_GOOD,         /* visit chunks where merging paid, and new ones */
+    PHASE_REST,         /* visit the others */
+} ScanPhase;
+
+#define RIPE_MAX 256
+
+typedef struct KsmScan {
+    ScanPhase phase;
+    KsmRegion *region;      /* cursor */
+    size_t chunk;
+    uint64_t pass;          /* passes begun */
+    uint64_t started;       /* ns; of this pass */
+    uint64_t due;           /* ns; when the next one may begin */
+    uint64_t idle_ns;       /* pause between passes, grows while idle */
+    bool active;            /* something was hashed in this pass */
+    uint64_t scan_time;     /* totals when this pass began */
+    uint64_t merged;
+    uint64_t hash_time;     /* of this pass, part of scan_time */
+    uint64_t visited;       /* chunks of this pass behind us */
+    uint32_t ripe[RIPE_MAX];    /* ids of first pages: chunks to merge */
+    unsigned n_ripe;
+    bool again;             /* something was left for a pass soon */
+    unsigned settle;        /* passes until the engine may count as idle */
+    uint8_t kinds[CHUNK_PAGES]; /* PM_* of the chunk being visited */
+} KsmScan;
+
+struct KsmEngine {
+    KsmConfig cfg;
+    bool run;
+    bool dead;              /* in a forked child */
+    KsmLock lock;
+    GPtrArray *regions;
+    size_t n_leaving;       /* regions being removed */
+    bool forget;            /* some region's ages are to be forgotten */
+    /* userfaultfds */
+    int uffd;               /* MISSING, MOVE and async write-protect */
+    int uffd_wp;            /* blocking write-protect: restore */
+    /* the rooms, from the ground up */
+    KsmKinds kinds;
+    KsmHasher hasher;
+    KsmDirectory dir;
+    KsmContent content;
+    KsmFreer *freer;        /* how and when to give memory back */
+    KsmMemcg memcg;
+    KsmDirty dirty;
+    KsmVmas vmas;
+    KsmCosts costs;
+    KsmPlan plan;
+    KsmStage stage;
+    KsmMerge merge;
+    KsmRestore restore;
+    KsmScan scan;
+    KsmBudget budget;
+    KsmStats total;         /* counts only: those of this floor */
+};
+
+/* What the owner knows as KsmRegion. */
+typedef struct EngineRegion {
+    KsmRegion region;       /* first */
+    KsmEngine *engine;
+} EngineRegion;
+
+static inline KsmEngine *region_engine(KsmRegion *r)
+{
+    return ((EngineRegion *)r)->engine;
+}
+
+/* Equal pages merge only where the scope says so. */
+static inline bool engine_zero_only(const KsmEngine *e)
+{
+    return e->cfg.scope == KSM_SCOPE_ZERO;
+}
+
+#endif

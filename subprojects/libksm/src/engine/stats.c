@@ -1,0 +1,189 @@
+/*
+ * stats: what was saved, what it cost, and why the rest was not
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Every page that is not merged has one reason.  Most follow from its state;
+ * those of pages that could be merged and are not stand in their chunk.
+ */
+#include "engine/state.h"
+
+#define VMA_BYTES       780u    /* kernel memory of a run: two mappings */
+
+static const struct {
+    const char *name;
+    const char *text;
+} reasons[KSM_REASON_MAX] = {
+    [KSM_REASON_RUN_OFF] = { "run-off", "merging is switched off" },
+    [KSM_REASON_INHIBITED] = { "inhibited", "merging is inhibited" },
+    [KSM_REASON_NOT_SCANNED] = { "not-scanned", "not looked at yet" },
+    [KSM_REASON_VOLATILE] = { "volatile", "written too often" },
+    [KSM_REASON_UNIQUE] = { "unique", "no other page is equal" },
+    [KSM_REASON_NOT_WORTH] = { "not-worth",
+        "equal, but merging would cost more than it saves" },
+    [KSM_REASON_PINNED] = { "pinned", "a device has pinned the page" },
+    [KSM_REASON_BUSY] = { "busy", "a device is writing to the page" },
+    [KSM_REASON_VMA_LIMIT] = { "vma-limit",
+        "the process has few mappings left (vm.max_map_count)" },
+    [KSM_REASON_NO_MEMORY] = { "no-memory",
+        "the kernel had no memory for merging" },
+    [KSM_REASON_COW_BROKEN] = { "cow-broken", "written after the merge" },
+    [KSM_REASON_FREED] = { "freed", "the owner freed it" },
+};
+
+const char *ksm_reason_name(KsmReason reason)
+{
+    return reason < KSM_REASON_MAX ? reasons[reason].name : "unknown";
+}
+
+const char *ksm_reason_text(KsmReason reason)
+{
+    return reason < KSM_REASON_MAX ? reasons[reason].text : "unknown";
+}
+
+static void region_reasons(const KsmRegion *r, KsmStats *s)
+{
+    const uint64_t *n = r->count;
+    uint64_t *why = s->reasons;
+
+    why[KSM_REASON_NOT_SCANNED] += n[PAGE_NEW] - r->n_written;
+    why[KSM_REASON_VOLATILE] += r->n_written;
+    why[KSM_REASON_UNIQUE] += n[PAGE_UNIQUE];
+    why[KSM_REASON_PINNED] += n[PAGE_PINNED];
+    why[KSM_REASON_BUSY] += n[PAGE_BUSY];
+    why[KSM_REASON_COW_BROKEN] += n[PAGE_BROKEN];
+    why[KSM_REASON_FREED] += n[PAGE_FREED];
+    s->lazy_free += r->lazy * PAGE_BYTES;
+    /* 0: nobody has asked yet whether it is worth it */
+    why[KSM_REASON_NOT_WORTH] += r->gain[0];
+    for (unsigned i = 1; i < KSM_REASON_MAX; i++) {
+        why[i] += r->gain[i];
+    }
+}
+
+static void region_sum(const KsmRegion *r, KsmStats *s)
+{
+    s->pages_total += r->len / PAGE_BYTES;
+    s->pages_unshared += r->count[PAGE_UNIQUE];
+    s->pages_volatile += r->n_written;
+    s->zero_pages += r->count[PAGE_GIVEN];
+    s->merged_runs += r->runs;
+    s->metadata += r->meta_bytes;
+    region_reasons(r, s);
+    if (r->inhibited) {
+        s->inhibited = r->inhibited;
+    }
+}
+
+static KsmState engine_state(const KsmEngine *e)
+{
+    bool all = e->regions->len > 0;
+
+    if (!e->run) {
+        return KSM_STATE_OFF;
+    }
+    for (guint i = 0; i < e->regions->len; i++) {
+        all &= !!((KsmRegion *)g_ptr_array_index(e->regions, i))->inhibited;
+    }
+    if (all) {
+        return KSM_STATE_INHIBITED;
+    }
+    return e->regions->len == 0 || e->scan.idle_ns ? KSM_STATE_IDLE
+                                                   : KSM_STATE_ACTIVE;
+}
+
+static void stats_finish(KsmStats *s, KsmState state)
+{
+    uint64_t saved = s->pages_sharing + s->zero_pages;
+
+    s->state = state;
+    if (s->state != KSM_STATE_INHIBITED) {
+        s->inhibited = NULL;
+    } else {
+        s->reasons[KSM_REASON_INHIBITED] =
+            s->reasons[KSM_REASON_NOT_SCANNED] +
+            s->reasons[KSM_REASON_VOLATILE];
+        s->reasons[KSM_REASON_NOT_SCANNED] = 0;
+        s->reasons[KSM_REASON_VOLATILE] = 0;
+    }
+    if (s->state == KSM_STATE_OFF) {
+        s->reasons[KSM_REASON_RUN_OFF] = s->reasons[KSM_REASON_NOT_SCANNED];
+        s->reasons[KSM_REASON_NOT_SCANNED] = 0;
+    }
+    s->page_tables = s->merged_runs * VMA_BYTES;
+    s->profit = (int64_t)(saved * PAGE_BYTES) - s->metadata - s->page_tables;
+}
+
+/* What is kept of the pool though nobody uses it costs memory, too. */
+static int64_t leaked_bytes(const KsmEngine *e)
+{
+    return e->content.pool.leaked * PAGE_BYTES;
+}
+
+static void merge_sum(const KsmEngine *e, KsmStats *s)
+{
+    const KsmMerge *m = &e->merge;
+
+    s->verify_failed = m->verify_failed;
+    s->pinned = m->pinned;
+    s->busy = m->busy;
+    s->isolations = m->isolations;
+    s->huge_split = e->stage.huge_split;
+    s->poisoned = e->stage.poisoned.pages + e->restore.poisoned;
+    s->stall_count = m->stalls.count;
+    s->stall_max = m->stalls.max;
+    s->stall_p50 = stalls_percentile(&m->stalls, 50);
+    s->stall_p99 = stalls_percentile(&m->stalls, 99);
+    memcpy(s->stall, m->stalls.bucket, sizeof(s->stall));
+}
+
+void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
+{
+    KsmEngine *e = engine;
+
+    lock_take(&e->lock);
+    *stats = e->total;
+    stats->dirty = e->cfg.dirty;
+    for (guint i = 0; i < e->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        region_sum(r, stats);
+        stats->dirty = i == 0 || stats->dirty == r->dirty ? r->dirty
+                                                          : KSM_DIRTY_AUTO;
+    }
+    stats->pages_shared = e->content.pool.shared;
+    stats->pages_sharing = e->content.pool.sharing - e->content.pool.shared;
+    stats->metadata += content_bytes(&e->content) +
+                       sizeof(*e) + PIECE_PAGES / 8 +
+                       N_RANGES * sizeof(PmRange) +
+                       e->dir.len * sizeof(*e->dir.entry);
+    merge_sum(e, stats);
+    stats_finish(stats, engine_state(e));
+    stats->profit -= leaked_bytes(e);
+    lock_release(&e->lock);
+}
+
+/*
+ * A region's share of the pool: its own users.  pages_shared is not told by
+ * region; a slot that others use too would count twice.
+ */
+void ksm_region_get_stats(KsmRegion *region, KsmStats *stats)
+{
+    KsmEngine *e = region_engine(region);
+
+    lock_take(&e->lock);
+    *stats = (KsmStats) {
+        .dirty = region->dirty,
+        .pages_sharing = region->count[PAGE_MERGED],
+        .merged = region->merged,
+        .verify_failed = region->verify_failed,
+        .pinned = region->pinned,
+        .busy = region->busy,
+        .cow_broken = region->cow_broken,
+        .free_hinted = region->free_hinted,
+    };
+    region_sum(region, stats);
+    stats_finish(stats, region->inhibited ? KSM_STATE_INHIBITED
+                                          : engine_state(e));
+    lock_release(&e->lock);
+}

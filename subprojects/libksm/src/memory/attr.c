@@ -1,0 +1,66 @@
+/*
+ * attr: what else a mapping is besides its content
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "base/prim.h"
+#include "memory/attr.h"
+
+void attr_give_policy(const KsmRegion *r, void *addr, size_t len)
+{
+    if (r->policy > 0) {
+        prim.policy_set(addr, len, r->policy, r->policy_mask,
+                        sizeof(r->policy_mask) * 8);
+    }
+}
+
+void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind)
+{
+    for (unsigned i = 0; i < r->n_advice; i++) {
+        bool huge = r->advice[i] == MADV_HUGEPAGE ||
+                    r->advice[i] == MADV_NOHUGEPAGE;
+
+        if (kind == ATTR_OWN || !huge) {
+            prim.advise(addr, len, r->advice[i]);
+        }
+    }
+    attr_give_policy(r, addr, len);
+    if (r->ops && r->ops->mapped) {
+        r->ops->mapped(r->opaque, addr, len);
+    }
+}
+
+void *anonymous_map(void *addr, size_t len, int flags)
+{
+    return prim.map(addr, len, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+}
+
+bool range_has_gap(void *addr, size_t len)
+{
+    return prim.advise(addr, len, MADV_NORMAL) == -ENOMEM;
+}
+
+int attr_map_anonymous(KsmRegion *r, size_t page, size_t n)
+{
+    void *addr = page_addr(r, page);
+    size_t len = n * PAGE_BYTES;
+
+    for (unsigned tries = 0; ; tries++) {
+        if (anonymous_map(addr, len, MAP_FIXED | r->map_flags)) {
+            break;
+        }
+        /* a hole in the address space must not stay */
+        if (tries > 3 && !range_has_gap(addr, len)) {
+            return -ENOMEM;
+        }
+        if (tries > 3) {
+            prim.pause(1000);
+        }
+    }
+    attr_give(r, addr, len, ATTR_OWN);
+    return 0;
+}

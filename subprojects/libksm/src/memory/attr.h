@@ -1,0 +1,36 @@
+/*
+ * attr: what else a mapping is besides its content
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Memory that is mapped anew gets the attributes that the region had when it
+ * was added: advice, overcommit, NUMA policy.  Its owner is told, and adds what
+ * it changed since.
+ */
+#ifndef KSM_ATTR_H
+#define KSM_ATTR_H
+
+#include "memory/region.h"
+
+typedef enum AttrKind {
+    ATTR_OWN,           /* anonymous memory */
+    ATTR_SHARED,        /* the pool: not those about huge pages */
+} AttrKind;
+
+/* A hint each: whether the kernel takes it does not matter. */
+void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind);
+void attr_give_policy(const KsmRegion *r, void *addr, size_t len);
+
+/*
+ * Maps anonymous memory over the range; its content is gone.  Never leaves a
+ * hole in the address space.  0, or -errno with the range as it was.
+ */
+int attr_map_anonymous(KsmRegion *r, size_t page, size_t n);
+
+/* Private anonymous memory; @flags besides.  As prim.map(). */
+void *anonymous_map(void *addr, size_t len, int flags);
+
+/* Is there no mapping at part of the range? */
+bool range_has_gap(void *addr, size_t len);
+
+#endif

@@ -1,0 +1,202 @@
+/*
+ * libksm: registered memory
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * A region is cut into chunks of 2 MiB at 2 MiB addresses (a huge page); the
+ * first and the last may be partly outside.  Six bytes are kept per page:
+ * a state, what the state is about (a hash or a slot of the pool), and the
+ * history smart scan needs.  Everything that counts pages is changed in one
+ * place, page_set(), so that the counters cannot drift from the states.
+ *
+ * A page of one region is known to the index by its id: that of its chunk,
+ * times 512, plus its number there.
+ */
+#ifndef KSM_REGION_H
+#define KSM_REGION_H
+
+#include "base/page.h"
+#include "libksm.h"
+
+/* What is known of a page. */
+typedef enum PageState {
+    PAGE_NEW,           /* content not known */
+    PAGE_UNIQUE,        /* hashed (tag); nothing equal known */
+    PAGE_EQUAL,         /* hashed (tag); something equal was seen */
+    PAGE_ZEROES,        /* hashed: zeroes, but still populated */
+    PAGE_MERGED,        /* maps a slot of the pool (tag) */
+    PAGE_BROKEN,        /* in a mapping of the pool, copied on write since */
+    PAGE_HOLE,          /* not populated */
+    PAGE_GIVEN,         /* was zeroes, given back, not populated since */
+    PAGE_FREED,         /* the owner does not need it until written */
+    PAGE_SWAPPED,       /* swapped out: left alone */
+    PAGE_PINNED,        /* isolation was refused; tried again later */
+    PAGE_BUSY,          /* the busy op said no; tried again later */
+    PAGE_OUTSIDE,       /* of the region (first and last chunk) */
+    PAGE_STATES
+} PageState;
+
+#define PAGE_STATE_MASK 0x0fu
+#define PAGE_JOINED     0x10u   /* BROKEN, or behind one: see region_joined() */
+#define PAGE_BLIND      0x20u   /* FREED: it may have been written since */
+#define PAGE_AGAIN      0x20u   /* BROKEN: equal to something, or zeroes */
+#define PAGE_INDEXED    0x40u   /* stands in the index */
+#define PAGE_WRITTEN    0x80u   /* written since dirty was asked before */
+
+#define CHUNK_VISIT     0x01u   /* scan has something to do here */
+#define CHUNK_CHECK     0x02u   /* look which merged pages were written */
+#define CHUNK_ARMED     0x04u   /* populated: written-tracking is worth it */
+#define CHUNK_QUEUED    0x08u   /* in the queue of ripe chunks */
+#define CHUNK_HUGE      0x10u   /* a huge page when last seen */
+#define CHUNK_SEEN      0x20u   /* scanned at least once */
+#define CHUNK_BLIND     0x40u   /* there may be pages with PAGE_BLIND */
+
+typedef struct KsmChunk {
+    uint32_t id;        /* in the engine's directory */
+    uint16_t fresh;     /* pages that are NEW */
+    uint16_t written;   /* pages with PAGE_WRITTEN */
+    uint16_t gain;      /* pages EQUAL or ZEROES: what merging may save */
+    uint16_t mapped;    /* pages MERGED or BROKEN */
+    uint16_t broken;    /* pages BROKEN */
+    uint16_t given;     /* pages GIVEN */
+    uint16_t again;     /* pages with PAGE_AGAIN */
+    uint16_t runs;      /* mappings of the pool in this chunk */
+    uint16_t lazy;      /* FREED and populated when seen: chunk_set_lazy() */
+    uint16_t tried;     /* gain when merging was last refused */
+    uint8_t flags;
+    uint8_t why_not;    /* KsmReason of that refusal: chunk_set_reason() */
+    uint8_t wait;       /* passes until it is tried again */
+    uint8_t backoff;    /* log2 of that wait, grows with each refusal */
+    uint8_t hot;        /* log2 of passes between looks for writes */
+    uint8_t hot_wait;   /* of those still to go */
+    uint8_t visited_in; /* low bits of the pass */
+    uint8_t failed_in;  /* ... in which merging was tried for nothing */
+    uint8_t yield;      /* 0 to 255: how much was merged here lately */
+    uint8_t calm;       /* looks at broken pages since some were restored */
+    uint8_t restored;   /* log2 of the looks until more may be */
+} KsmChunk;
+
+struct KsmRegion {
+    char *base;             /* address of page 0: a 2 MiB boundary */
+    char *addr;             /* as given */
+    size_t len;
+    size_t n_chunks;
+    size_t n_pages;         /* n_chunks * 512 */
+    int node;
+    uint32_t salt;          /* mixed into hashes: node */
+    const KsmRegionOps *ops;
+    void *opaque;
+    KsmDirtySource dirty;
+    bool leaving;           /* being removed: not to be merged any more */
+    bool tracking;          /* registered for async write-protect */
+    bool registered;        /* ... or part of it is, which is of no use */
+    const char *inhibited;  /* what the op said last */
+    unsigned unmerging;     /* calls that unmerge it: nothing is merged */
+    bool rests;             /* not to be merged in this pass */
+    /* attributes to give to what is mapped anew */
+    int map_flags;          /* MAP_NORESERVE, if the memory has it */
+    bool seen_flags;        /* of the first mapping */
+    int advice[4];
+    unsigned n_advice;
+    int policy;             /* NUMA; -1: none */
+    unsigned long policy_mask[16];
+    /* per page */
+    uint32_t *tag;
+    uint8_t *state;
+    /* high 4 bits: age, low: passes to skip; BROKEN: looks, see broken.c */
+    uint8_t *history;
+    KsmChunk *chunk;
+    size_t meta_bytes;
+    uint64_t count[PAGE_STATES];
+    uint64_t n_written;     /* pages NEW and PAGE_WRITTEN */
+    uint64_t gain[KSM_REASON_MAX];  /* of all chunks, by their reason */
+    uint64_t lazy;          /* of all chunks */
+    size_t forget_left;     /* chunks whose ages are to be forgotten */
+    uint64_t runs;
+    /* counts since added; added to the engine's totals */
+    uint64_t merged, cow_broken, free_hinted, pinned, busy, verify_failed;
+};
+
+static inline PageState page_state(const KsmRegion *r, size_t page)
+{
+    return r->state[page] & PAGE_STATE_MASK;
+}
+
+static inline char *page_addr(const KsmRegion *r, size_t page)
+{
+    return r->base + (page << PAGE_SHIFT);
+}
+
+static inline KsmChunk *page_chunk(const KsmRegion *r, size_t page)
+{
+    return &r->chunk[page / CHUNK_PAGES];
+}
+
+static inline uint32_t page_id(const KsmRegion *r, size_t page)
+{
+    return r->chunk[page / CHUNK_PAGES].id * CHUNK_PAGES + page % CHUNK_PAGES;
+}
+
+/* Is the page in a mapping of the pool? */
+static inline bool page_is_mapped(const KsmRegion *r, size_t page)
+{
+    PageState s = page_state(r, page);
+
+    return s == PAGE_MERGED || s == PAGE_BROKEN;
+}
+
+/* Pages of the region: from the first to the one behind the last. */
+static inline size_t region_first(const KsmRegion *r)
+{
+    return (r->addr - r->base) / PAGE_BYTES;
+}
+
+static inline size_t region_end(const KsmRegion *r)
+{
+    return region_first(r) + r->len / PAGE_BYTES;
+}
+
+/*
+ * Changes the state; clears PAGE_BLIND, PAGE_INDEXED and PAGE_WRITTEN.
+ * Leaving MERGED or the index properly is up to content_leave().
+ */
+void page_set(KsmRegion *r, size_t page, PageState state);
+
+/* As page_set() to BROKEN: where its mapping begins and ends is not lost. */
+void page_break(KsmRegion *r, size_t page);
+
+/* Marks a page as written, or not, since the last look. */
+void page_mark(KsmRegion *r, size_t page, bool written);
+
+/* Why the chunk's gain is not merged: KsmReason. */
+void chunk_set_reason(KsmRegion *r, KsmChunk *c, KsmReason reason);
+
+/* How many of its pages are FREED and populated. */
+void chunk_set_lazy(KsmRegion *r, KsmChunk *c, unsigned lazy);
+
+/* Marks a BROKEN page as one that would be merged, were it restored. */
+void page_again(KsmRegion *r, size_t page, bool again);
+
+/* Is the page in a mapping of the pool with the one before it? */
+bool region_joined(const KsmRegion *r, size_t page);
+
+/* Counts the chunk's mappings of the pool anew. */
+void region_count_runs(KsmRegion *r, size_t chunk);
+
+/* @r is zeroes. */
+void region_init(KsmRegion *r, void *addr, size_t len, int node,
+                 const KsmRegionOps *ops, void *opaque);
+/* What is kept of each page: 0 or -ENOMEM; region_fini() in any case. */
+int region_alloc(KsmRegion *r);
+void region_fini(KsmRegion *r);
+
+/* Why not to merge there now; asks the region's op. */
+const char *region_inhibited(KsmRegion *r);
+
+/* Is a device at the range, or may it be?  Asks the region's op. */
+bool region_busy(KsmRegion *r, void *addr, size_t len);
+
+/* Tests: counters equal what a walk counts. */
+void region_check(KsmRegion *r);
+
+#endif

@@ -1,0 +1,43 @@
+/*
+ * cost: what merging costs here, and what it may cost
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Moving averages of CPU time, measured as the calls are made: with a second
+ * busy thread each of them waits for a TLB shootdown.  A saved page is worth
+ * PAGE_WORTH_NS.  What is too dear by these numbers is refused, and then not
+ * measured again: so refused plans let them decay towards the first guesses
+ * (costs_doubt).
+ */
+#ifndef KSM_COST_H
+#define KSM_COST_H
+
+#include <stdint.h>
+
+#define PAGE_WORTH_NS   UINT64_C(12000)     /* of CPU a saved page may cost */
+#define DROP_NS         UINT64_C(7500)      /* dropping a staged span */
+
+/*
+ * Pages: no span is cut shorter.  Spans shorter than two of these are not
+ * measured: fixed overhead inflates their cost per page.
+ */
+#define SPAN_MIN        32u
+
+typedef struct KsmCosts {
+    uint64_t isolate_ns;    /* a span; but for its pages, as back_ns */
+    uint64_t move_ns;       /* a page moved out or back */
+    uint64_t map_ns;        /* a run */
+    uint64_t copy_ns;       /* a page put back by copying */
+    uint64_t back_ns;       /* a stretch of pages moved back */
+    uint64_t page_ns;       /* CPU per page while it is staged; 0: unknown */
+    uint64_t restore_ns;    /* restoring a run, but for its pages */
+} KsmCosts;
+
+void costs_init(KsmCosts *c);
+
+/* A sample; one that was interrupted counts little. */
+void cost_average(uint64_t *cost, uint64_t ns);
+
+void costs_doubt(KsmCosts *c);
+
+#endif

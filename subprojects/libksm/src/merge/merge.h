@@ -1,0 +1,56 @@
+/*
+ * merge: carrying a plan out
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * For each span: isolate it (stage.h), ask the owner whether a device is at it,
+ * verify byte for byte, map the pool over the runs that are equal, put back the
+ * rest, wake.
+ *
+ * The danger: a page is replaced by what it is not.  Why it is safe:
+ * 1. A page is compared after it was isolated, when nobody can write to it,
+ *    with the slot that it will map; or it was itself copied to that slot then.
+ * 2. The busy op is asked after isolation, for writes past the page tables.
+ * 3. A slot is not written while it has users, and a planned page is one.
+ * 4. Only a mapping that was established takes a page's place.  Where the
+ *    kernel refuses one, the page goes back.
+ *
+ * Leaves to others: which pages (plan.h), and what follows from the result.
+ */
+#ifndef KSM_MERGE_H
+#define KSM_MERGE_H
+
+#include "merge/plan.h"
+#include "merge/stage.h"
+#include "merge/stalls.h"
+#include "watch/dirty.h"
+
+/* Not equal to what has its tag, though it did not change. */
+typedef struct MergeCollided {
+    size_t page;
+    uint32_t tag;           /* that it should go by */
+} MergeCollided;
+
+typedef struct KsmMerge {
+    KsmPlan *plan;
+    KsmStage *stage;
+    KsmContent *content;
+    const KsmHasher *hasher;
+    KsmDirty *dirty;
+    KsmVmas *vmas;
+    KsmCosts *costs;
+    /* of the plan that was carried out last */
+    MergeCollided collided[CHUNK_PAGES];
+    unsigned n_collided;
+    /* since the engine was made; as in KsmStats */
+    KsmStalls stalls;
+    uint64_t isolations, busy, pinned, verify_failed;
+} KsmMerge;
+
+/*
+ * Carries the plan out.  Returns the number of pages merged or given back; of
+ * those that collided the caller has to take note.
+ */
+unsigned merge_plan(KsmMerge *m);
+
+#endif

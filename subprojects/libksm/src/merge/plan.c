@@ -1,0 +1,529 @@
+/*
+ * plan: what is to become of each page of a chunk
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Which copy goes to the pool.  When a page is found equal to one that only
+ * stands in the index (unstable), the page at hand is copied, being in the
+ * cache, and its slot takes the other's place in the index; the chunk of the
+ * other one is queued and merges against the slot.  A page that stands in
+ * the index itself is never copied: its partner's chunk begins.
+ */
+#include <string.h>
+
+#include "base/tsan.h"
+#include "merge/plan.h"
+#include "merge/quiet.h"
+
+#define FILL_SPAN_MIN   128u    /* pages */
+#define LEAKED_MIN      (64 * CHUNK_PAGES)  /* what may always be kept */
+#define FILL_GAIN_NS    128u    /* a page, for what is still in the cache */
+
+static unsigned gain_needed(const KsmPlan *p, const KsmChunk *c)
+{
+    return c->flags & CHUNK_HUGE ? p->split_min_pages : 1;
+}
+
+bool plan_ripe(const KsmPlan *p, const KsmRegion *r, size_t chunk)
+{
+    const KsmChunk *c = &r->chunk[chunk];
+
+    return c->gain >= gain_needed(p, c) &&
+           (c->wait == 0 || c->gain > c->tried + c->tried / 4 + 8);
+}
+
+static bool refuse(KsmPlan *p, KsmChunk *c, KsmReason reason)
+{
+    costs_doubt(p->costs);
+    chunk_set_reason(p->region, c, reason);
+    c->tried = c->gain;
+    c->backoff = MIN(c->backoff + 1, 6);
+    c->wait = 1u << c->backoff;
+    return false;
+}
+
+/* Would the chunk that holds the other copy be merged too? */
+static bool partner_worth(KsmPlan *p, uint32_t place)
+{
+    size_t page;
+    KsmRegion *r = directory_page(p->content->dir, place, &page);
+    KsmChunk *c = page_chunk(r, page);
+
+    if (r->leaving) {
+        return false;
+    }
+    if (page_state(r, page) == PAGE_BROKEN) {
+        return quiet_pays(p->costs, r, page,
+                          content_tag(r, p->hasher->zero));
+    }
+    return c->gain >= gain_needed(p, c);
+}
+
+/* What could be done with an EQUAL page. */
+static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
+                          uint32_t *slot)
+{
+    KsmPool *pool = &p->content->pool;
+    uint32_t place = index_lookup(&p->content->index, r->tag[page]);
+
+    if (place == PLACE_NONE) {
+        /* what it was equal to is gone: now it is the candidate */
+        page_set(r, page, PAGE_UNIQUE);
+        if (!content_enter(p->content, r, page)) {
+            page_set(r, page, PAGE_EQUAL);
+        }
+        return ACT_KEEP;
+    }
+    if (place & PLACE_SLOT) {
+        KsmPattern *t = pool_pattern(pool, place & ~PLACE_SLOT);
+        unsigned one = 1;
+
+        if (t) {
+            *slot = pool_pattern_run(pool, t, &one);
+            return *slot == SLOT_NONE ? ACT_KEEP : ACT_MAP;
+        }
+        *slot = place & ~PLACE_SLOT;
+        return pool_full(pool, *slot) ? ACT_NEW : ACT_MAP;
+    }
+    if (place == page_id(r, page)) {
+        return ACT_KEEP;
+    }
+    /* it may have become the candidate when it was thought to be alone */
+    content_met(p->content, place);
+    return partner_worth(p, place) ? ACT_NEW : ACT_KEEP;
+}
+
+/* Neighbours with the same content, from @i on. */
+static unsigned equal_run(const KsmRegion *r, size_t first, unsigned i)
+{
+    unsigned n = 1;
+
+    while (i + n < CHUNK_PAGES &&
+           page_state(r, first + i + n) == PAGE_EQUAL &&
+           r->tag[first + i + n] == r->tag[first + i]) {
+        n++;
+    }
+    return n;
+}
+
+/*
+ * The slot is found from now on; the page that was found before is to be merged
+ * with it: its chunk is a partner.  (If it is in this chunk it waits for the
+ * chunk's next turn.)
+ */
+static void publish(KsmPlan *p, uint32_t slot)
+{
+    uint32_t met = content_publish(p->content, slot);
+    uint32_t id = met / CHUNK_PAGES;
+
+    if (met == PLACE_NONE || id == p->region->chunk[p->chunk].id ||
+        (p->n_partners && p->partner[p->n_partners - 1] == id)) {
+        return;
+    }
+    g_assert(p->n_partners < G_N_ELEMENTS(p->partner));
+    p->partner[p->n_partners++] = id;
+}
+
+/*
+ * No more copies: memory is short, or too much of the pool is kept for forked
+ * children, or for good, and nobody knows when it can be given back.
+ */
+static bool is_tight(const KsmPlan *p)
+{
+    size_t pages = directory_pages(p->content->dir);
+
+    return memcg_is_tight(p->memcg) ||
+           p->content->pool.leaked > MAX(pages / 8, LEAKED_MIN);
+}
+
+static KsmPattern *pattern_new(KsmPlan *p, KsmRegion *r, size_t page)
+{
+    KsmPattern *t = pool_pattern_new(&p->content->pool, page_addr(r, page),
+                                     r->tag[page]);
+
+    if (t) {
+        publish(p, t->first);
+    }
+    return t;
+}
+
+/* The pattern a run of equal pages is to map; made if need be. */
+static KsmPattern *pattern_for(KsmPlan *p, KsmRegion *r, size_t page)
+{
+    KsmContent *c = p->content;
+    uint32_t place = index_lookup(&c->index, r->tag[page]);
+    KsmPattern *t = NULL;
+
+    if (place != PLACE_NONE && (place & PLACE_SLOT)) {
+        t = pool_pattern(&c->pool, place & ~PLACE_SLOT);
+    }
+    if (!t && !is_tight(p)) {
+        t = pattern_new(p, r, page);
+    }
+    return t;
+}
+
+/* Plans a run of @n equal pages; slots are taken. */
+static void plan_pattern(KsmPlan *p, KsmRegion *r, unsigned i, unsigned n)
+{
+    KsmPool *pool = &p->content->pool;
+    size_t page = p->chunk * CHUNK_PAGES + i;
+    KsmPattern *t = pattern_for(p, r, page);
+    bool renewed = false;
+
+    while (t && n) {
+        unsigned got = n;
+        uint32_t slot = pool_pattern_run(pool, t, &got);
+
+        if (slot == SLOT_NONE) {
+            /* every slot has all the users it may have: another replica */
+            if (renewed) {
+                break;
+            }
+            renewed = true;
+            t = pattern_new(p, r, page);
+            continue;
+        }
+        for (unsigned k = 0; k < got; k++, i++, n--) {
+            p->act[i] = ACT_MAP;
+            p->slot[i] = slot + k;
+            pool_user_add(pool, slot + k);
+        }
+    }
+    if (t) {
+        pool_settle(pool, t->first);
+    }
+}
+
+/* First look: acts, without taking anything but pattern slots. */
+static void plan_acts(KsmPlan *p, KsmRegion *r, size_t chunk)
+{
+    size_t first = chunk * CHUNK_PAGES;
+    unsigned n;
+
+    memset(p->act, ACT_KEEP, sizeof(p->act));
+    for (unsigned i = 0; i < CHUNK_PAGES; i += n) {
+        n = 1;
+        if (r->state[first + i] & PAGE_WRITTEN) {
+            continue;
+        }
+        switch (page_state(r, first + i)) {
+        case PAGE_ZEROES:
+            p->act[i] = ACT_ZERO;
+            break;
+        case PAGE_EQUAL:
+            n = equal_run(r, first, i);
+            if (n >= RUN_PATTERN_MIN) {
+                plan_pattern(p, r, i, n);
+                break;
+            }
+            n = 1;
+            p->slot[i] = SLOT_NONE;
+            p->act[i] = page_match(p, r, first + i, &p->slot[i]);
+            if (p->act[i] == ACT_MAP) {
+                pool_user_add(&p->content->pool, p->slot[i]);
+            }
+            break;
+        default:
+            break;
+        }
+    }
+}
+
+void plan_drop(KsmPlan *p, unsigned i, PlanAct act)
+{
+    if (act_has_slot(p->act[i])) {
+        pool_user_drop(&p->content->pool, p->slot[i]);
+    }
+    p->act[i] = act;
+}
+
+/* Is page i + 1 of the plan in the same mapping as page i? */
+static bool plan_joined(const KsmPlan *p, unsigned i)
+{
+    if (i + 1 >= CHUNK_PAGES) {
+        return false;
+    }
+    if (act_has_slot(p->act[i]) && act_has_slot(p->act[i + 1])) {
+        return p->slot[i] + 1 == p->slot[i + 1];
+    }
+    return p->act[i] == ACT_NEW && p->act[i + 1] == ACT_NEW;
+}
+
+/* Shortest run worth a mapping, by how many mappings are left. */
+static unsigned run_shortest(KsmPlan *p)
+{
+    size_t left = vmas_left(p->vmas);
+    size_t all = p->vmas->limit;
+
+    return left < 64 ? CHUNK_PAGES + 1
+         : left > all / 4 * 3 ? 1
+         : left > all / 2 ? 2
+         : left > all / 4 ? 4
+         : left > all / 10 ? 8 : 16;
+}
+
+/* Drops runs that are too short; counts what is left. */
+static void plan_prune(KsmPlan *p)
+{
+    unsigned shortest = run_shortest(p), n;
+
+    p->zero = p->map = p->fresh = p->runs = 0;
+    for (unsigned i = 0; i < CHUNK_PAGES; i += n) {
+        n = 1;
+        if (p->act[i] == ACT_ZERO) {
+            p->zero++;
+        }
+        if (!act_has_slot(p->act[i]) && p->act[i] != ACT_NEW) {
+            continue;
+        }
+        while (plan_joined(p, i + n - 1)) {
+            n++;
+        }
+        if (n < shortest) {
+            for (unsigned k = i; k < i + n; k++) {
+                plan_drop(p, k, ACT_KEEP);
+            }
+            continue;
+        }
+        p->runs++;
+        for (unsigned k = i; k < i + n; k++) {
+            p->map += p->act[k] == ACT_MAP;
+            p->fresh += p->act[k] != ACT_MAP;
+        }
+    }
+}
+
+/* The whole chunk at once; returns pages that will be put back. */
+static unsigned plan_whole(KsmPlan *p)
+{
+    unsigned kept = 0;
+
+    p->span[0] = (PlanSpan) { 0, CHUNK_PAGES };
+    p->n_spans = 1;
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        kept += p->act[i] == ACT_KEEP;
+    }
+    return kept;
+}
+
+/* Is all of the chunk in the region? */
+static bool region_has(const KsmRegion *r, size_t chunk)
+{
+    const char *from = page_addr(r, chunk * CHUNK_PAGES);
+
+    return from >= r->addr && from + CHUNK_BYTES <= r->addr + r->len;
+}
+
+/*
+ * Swapped-out pages are left where they are: before Linux 6.16 moving one
+ * while it is swapped in could lose it.
+ */
+static bool page_is_movable(const KsmRegion *r, size_t page)
+{
+    PageState s = page_state(r, page);
+
+    return s != PAGE_OUTSIDE && s != PAGE_SWAPPED && !page_is_mapped(r, page);
+}
+
+/*
+ * Most pages of a span.  Where slots are to be filled, the pages that a short
+ * span has just given back are the ones to be written, still in the cache;
+ * that is worth another isolation where isolating is cheap.
+ */
+static unsigned span_most(const KsmPlan *p)
+{
+    unsigned most = p->stall_limit_ns / MAX(p->costs->page_ns, 1);
+
+    if (p->fresh) {
+        most = MIN(most, MAX(p->costs->isolate_ns / FILL_GAIN_NS,
+                             FILL_SPAN_MIN));
+    }
+    return MAX(most, SPAN_MIN);
+}
+
+/* Parts of the chunk to isolate; returns pages that will be put back. */
+static unsigned plan_spans(KsmPlan *p, KsmRegion *r, size_t chunk)
+{
+    /* pages not moved at all against another isolation */
+    unsigned gap = (p->costs->isolate_ns + DROP_NS) /
+                   MAX(p->costs->copy_ns, 100);
+    const KsmChunk *c = &r->chunk[chunk];
+    unsigned kept = 0;
+    unsigned most = span_most(p);
+    PlanSpan *s = NULL;
+
+    if ((c->flags & CHUNK_HUGE) && !c->mapped && region_has(r, chunk)) {
+        return plan_whole(p);
+    }
+    p->n_spans = 0;
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        size_t page = chunk * CHUNK_PAGES + i;
+
+        if (!page_is_movable(r, page)) {
+            s = NULL;
+        } else if (p->act[i] == ACT_KEEP) {
+            continue;
+        } else if (s && i - (s->first + s->n) <= gap &&
+                   i - s->first < most) {
+            kept += i - (s->first + s->n);
+            s->n = i + 1 - s->first;
+        } else {
+            s = &p->span[p->n_spans++];
+            *s = (PlanSpan) { i, 1 };
+        }
+    }
+    return kept;
+}
+
+static bool plan_pays(const KsmPlan *p, unsigned kept)
+{
+    const KsmCosts *c = p->costs;
+    unsigned gain = p->zero + p->map + p->fresh;
+    uint64_t cost;
+
+    if (!gain) {
+        return false;
+    }
+    cost = p->n_spans * (c->isolate_ns + DROP_NS) +
+           p->runs * c->map_ns + kept * c->copy_ns;
+    return gain >= gain_needed(p, &p->region->chunk[p->chunk]) &&
+           cost / gain <= PAGE_WORTH_NS;
+}
+
+/* Takes slots for the ACT_NEW pages, in order. */
+static unsigned promote_run(KsmPlan *p, KsmRegion *r, unsigned i,
+                            unsigned n, KsmReason *why)
+{
+    KsmPool *pool = &p->content->pool;
+    size_t page = p->chunk * CHUNK_PAGES + i;
+    uint32_t slot = is_tight(p) ? SLOT_NONE : pool_take(pool, &n);
+
+    if (slot == SLOT_NONE) {
+        *why = KSM_REASON_NO_MEMORY;
+        return 0;
+    }
+    for (unsigned k = 0; k < n; k++) {
+        pool->hash[slot + k] = r->tag[page + k];
+        pool_user_add(pool, slot + k);
+        publish(p, slot + k);
+        p->act[i + k] = ACT_FILL;
+        p->slot[i + k] = slot + k;
+    }
+    return n;
+}
+
+/* A page equal to one that was promoted in this very chunk maps its slot. */
+static bool promoted_already(KsmPlan *p, KsmRegion *r, unsigned i)
+{
+    KsmPool *pool = &p->content->pool;
+    uint32_t hash = r->tag[p->chunk * CHUNK_PAGES + i];
+    uint32_t place = index_lookup(&p->content->index, hash);
+
+    if (place == PLACE_NONE || !(place & PLACE_SLOT) ||
+        pool_full(pool, place & ~PLACE_SLOT)) {
+        return false;
+    }
+    p->act[i] = ACT_MAP;
+    p->slot[i] = place & ~PLACE_SLOT;
+    pool_user_add(&p->content->pool, p->slot[i]);
+    return true;
+}
+
+/* Pages by their hash: numbers in a chunk, plus one. */
+typedef struct PageSet {
+    uint16_t at[2 * CHUNK_PAGES];
+} PageSet;
+
+#define SET_PROBES 16u  /* whatever a guest writes */
+
+/* Adds the page; false: one with the same hash is there, or may be. */
+static bool set_add(PageSet *set, const uint32_t *tag, unsigned i)
+{
+    uint32_t from = tag[i] * UINT32_C(0x9e3779b1) >> 22;
+
+    for (unsigned k = 0; k < SET_PROBES; k++) {
+        uint16_t *at = &set->at[(from + k) % G_N_ELEMENTS(set->at)];
+
+        if (!*at) {
+            *at = i + 1;
+            return true;
+        }
+        if (tag[*at - 1] == tag[i]) {
+            return false;
+        }
+    }
+    return false;
+}
+
+/*
+ * Where runs of pages to be copied end: a page whose content another one to
+ * be copied had before it maps that one's slot, and is not copied again.
+ */
+static void runs_cut(const KsmPlan *p, const KsmRegion *r, bool *cut)
+{
+    const uint32_t *tag = r->tag + p->chunk * CHUNK_PAGES;
+    PageSet set = { 0 };
+
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        cut[i] = p->act[i] == ACT_NEW && !set_add(&set, tag, i);
+    }
+}
+
+static void plan_promote(KsmPlan *p, KsmRegion *r, KsmReason *why)
+{
+    bool cut[CHUNK_PAGES];
+    unsigned n;
+
+    runs_cut(p, r, cut);
+    for (unsigned i = 0; i < CHUNK_PAGES; i += n) {
+        n = 1;
+        if (p->act[i] != ACT_NEW || promoted_already(p, r, i)) {
+            continue;
+        }
+        while (plan_joined(p, i + n - 1) && !cut[i + n]) {
+            n++;
+        }
+        n = promote_run(p, r, i, n, why);
+        if (!n) {
+            p->act[i] = ACT_KEEP;
+            n = 1;
+        }
+    }
+}
+
+static void plan_release(KsmPlan *p)
+{
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        plan_drop(p, i, ACT_KEEP);
+    }
+}
+
+bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    KsmReason why = KSM_REASON_NOT_WORTH;
+
+    p->region = r;
+    p->chunk = chunk;
+    p->n_partners = 0;
+    p->content->pool.node = r->node;
+    KSM_TSAN_IGNORE_BEGIN();    /* what is copied may be written */
+    plan_acts(p, r, chunk);
+    KSM_TSAN_IGNORE_END();
+    plan_prune(p);
+    if (!plan_pays(p, plan_spans(p, r, chunk))) {
+        plan_release(p);
+        return refuse(p, c, run_shortest(p) > 1 ? KSM_REASON_VMA_LIMIT : why);
+    }
+    if (p->fresh) {
+        plan_promote(p, r, &why);
+        plan_prune(p);
+        if (!plan_pays(p, plan_spans(p, r, chunk))) {
+            plan_release(p);
+            return refuse(p, c, why);
+        }
+    }
+    chunk_set_reason(r, c, KSM_REASON_NOT_WORTH);
+    return true;
+}

@@ -1,0 +1,60 @@
+/*
+ * quiet: merged pages that were written, and are quiet again
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include "merge/quiet.h"
+
+static bool is_quiet(const KsmRegion *r, size_t page)
+{
+    return page_state(r, page) == PAGE_BROKEN &&
+           quiet_looks(r, page) >= QUIET_LOOKS;
+}
+
+bool quiet_is_again(const KsmRegion *r, size_t page)
+{
+    return page_state(r, page) == PAGE_BROKEN &&
+           (r->state[page] & PAGE_AGAIN);
+}
+
+/* What restoring and merging a run costs, whatever its length. */
+static int64_t run_costs(const KsmCosts *c)
+{
+    return c->restore_ns + c->isolate_ns + DROP_NS + c->map_ns;
+}
+
+/* Zeroes are apart: where there is nothing else, no memory is needed. */
+QuietRun quiet_run(const KsmCosts *costs, const KsmRegion *r, size_t page,
+                   size_t end, uint32_t zero)
+{
+    bool zeroes = r->tag[page] == zero;
+    QuietRun run = { 0 };
+    int64_t worth = 0, best = 0;
+
+    while (page + run.seen < end && worth >= 0 &&
+           is_quiet(r, page + run.seen) &&
+           (r->tag[page + run.seen] == zero) == zeroes) {
+        worth += quiet_is_again(r, page + run.seen) ? PAGE_WORTH_NS : 0;
+        worth -= RESTORE_PAGE_NS;
+        run.seen++;
+        if (worth > best) {
+            best = worth;
+            run.n = run.seen;
+        }
+    }
+    run.n = best >= run_costs(costs) ? run.n : 0;
+    return run;
+}
+
+bool quiet_pays(const KsmCosts *costs, const KsmRegion *r, size_t page,
+                uint32_t zero)
+{
+    size_t start = page / CHUNK_PAGES * CHUNK_PAGES;
+    size_t end = start + CHUNK_PAGES;
+
+    while (page > start && quiet_is_again(r, page - 1) &&
+           is_quiet(r, page - 1)) {
+        page--;
+    }
+    return quiet_run(costs, r, page, end, zero).n > 0;
+}

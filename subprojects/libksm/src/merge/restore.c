@@ -1,0 +1,380 @@
+/*
+ * restore: merged memory back to anonymous memory
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "base/prim.h"
+#include "base/tsan.h"
+#include "memory/attr.h"
+#include "merge/restore.h"
+
+#define BUSY_TRIES      20u     /* ms to wait for a device */
+#define COPY_TRIES      16u     /* of a page whose memory may have failed */
+#define VMAS_FEW        256u    /* left: mappings are not split any more */
+#define SKIP_CHUNKS     4096u   /* without a mapping: passed over in one go */
+
+/* Every page of the range gets its own copy where it is. */
+static int copy_in_place(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
+{
+    int ret = prim.advise(page_addr(r, page), n * PAGE_BYTES,
+                          MADV_POPULATE_WRITE);
+
+    if (ret < 0) {
+        return ret == -EFAULT || ret == -EHWPOISON ? ret : -ENOMEM;
+    }
+    for (size_t i = page; i < page + n; i++) {
+        uint32_t slot = r->tag[i];
+
+        if (page_state(r, i) == PAGE_MERGED) {
+            content_leave(s->content, r, i, PAGE_BROKEN);
+            r->tag[i] = slot;
+        }
+    }
+    return 0;
+}
+
+/* One page; where it cannot be read, the copy is poisoned like it. */
+static int copy_careful_page(KsmRestore *s, char *to, const char *from)
+{
+    size_t done = 0;
+    int ret = -EAGAIN;
+
+    for (unsigned tries = 0; tries < COPY_TRIES && ret < 0; tries++) {
+        ret = prim.uffd_copy(s->uffd, to, from, PAGE_BYTES, &done);
+    }
+    if (ret != -EFAULT) {
+        return ret;
+    }
+    s->poisoned++;
+    return prim.uffd_poison(s->uffd, to, PAGE_BYTES);
+}
+
+/*
+ * Where memory has failed: reading it here would raise SIGBUS; the kernel's
+ * copy is told of it by an error.
+ */
+static int copy_careful(KsmRestore *s, char *copy, const char *from,
+                        size_t len)
+{
+    UffdRange range = { s->uffd, copy, len };
+    int ret = prim.uffd_register(&range, UFFD_MISSING);
+
+    for (size_t i = 0; i < len && ret == 0; i += PAGE_BYTES) {
+        ret = copy_careful_page(s, copy + i, from + i);
+    }
+    return ret < 0 ? ret : prim.uffd_unregister(&range);
+}
+
+static int copy_plainly(char *copy, const char *from, size_t len)
+{
+    int ret = prim.advise(copy, len, MADV_POPULATE_WRITE);
+
+    if (ret == 0) {
+        KSM_TSAN_IGNORE_BEGIN();
+        memcpy(copy, from, len);
+        KSM_TSAN_IGNORE_END();
+    }
+    return ret;
+}
+
+/* A private copy of a range whose writers are blocked; *@zero: of zeroes. */
+static void *copy_aside(KsmRestore *s, KsmRegion *r, size_t page, size_t len,
+                        bool *zero)
+{
+    char *copy = anonymous_map(NULL, len, 0), *from = page_addr(r, page);
+    bool readable;
+    int ret;
+
+    if (!copy) {
+        return NULL;
+    }
+    /* the memory is to be where the owner wants it */
+    attr_give_policy(r, copy, len);
+    readable = prim.advise(from, len, MADV_POPULATE_READ) == 0;
+    ret = readable ? copy_plainly(copy, from, len)
+                   : copy_careful(s, copy, from, len);
+    if (ret < 0) {
+        prim.unmap(copy, len);
+        return NULL;
+    }
+    /* what was copied carefully may not be readable either */
+    *zero = readable && bytes_are_zero(copy, len);
+    return copy;
+}
+
+/* Moves the copy over the range, whose writers are blocked. */
+static int copy_over(void *copy, void *addr, size_t len)
+{
+    for (unsigned tries = 0; ; tries++) {
+        int ret = prim.remap(copy, len, addr);
+
+        if (ret == 0) {
+            return 0;
+        }
+        if (tries > 3 && !range_has_gap(addr, len)) {
+            prim.unmap(copy, len);
+            return ret;
+        }
+        prim.pause(tries > 8 ? 1000 : 0);
+    }
+}
+
+/* Writers of the range may go on. */
+static void unblock(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
+{
+    UffdRange range = { s->uffd_wp, page_addr(r, page), n * PAGE_BYTES };
+    unsigned tries = 0;
+
+    while (prim.uffd_protect(&range, false) < 0 && ++tries < 1000) {
+        prim.pause(100);
+    }
+    tries = 0;
+    while (prim.uffd_unregister(&range) < 0 && ++tries < 1000) {
+        prim.pause(100);
+    }
+}
+
+/*
+ * A mapping that was never populated, nor is part of one that was: between
+ * two others while it is made.
+ */
+static void *map_apart(size_t len, int flags)
+{
+    char *room = prim.map(NULL, len + 2 * PAGE_BYTES, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *apart = room ? room + PAGE_BYTES : NULL;
+
+    if (!room) {
+        return NULL;
+    }
+    if (!anonymous_map(apart, len, MAP_FIXED | flags)) {
+        prim.unmap(room, len + 2 * PAGE_BYTES);
+        return NULL;
+    }
+    prim.unmap(room, PAGE_BYTES);
+    prim.unmap(apart + len, PAGE_BYTES);
+    return apart;
+}
+
+/*
+ * Zeroes need no memory.  A mapping that was never populated becomes part of
+ * the one next to it when it is moved there; one that was cannot.
+ */
+static void *zeroes_aside(const KsmRegion *r, void *copy, size_t len)
+{
+    prim.unmap(copy, len);
+    return map_apart(len, r->map_flags);
+}
+
+/* A range whose writers are blocked: back to anonymous memory. */
+static int replace_blocked(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
+{
+    size_t len = n * PAGE_BYTES;
+    UffdRange range = { s->uffd_wp, page_addr(r, page), len };
+    bool zero = false;
+    void *copy = copy_aside(s, r, page, len, &zero);
+    int ret;
+
+    copy = zero ? zeroes_aside(r, copy, len) : copy;
+    ret = copy ? copy_over(copy, page_addr(r, page), len) : -ENOMEM;
+    if (ret < 0) {
+        unblock(s, r, page, n);
+        return ret;
+    }
+    /* nobody waits for the books; who is not woken now is by restore_run() */
+    prim.uffd_wake(&range);
+    for (size_t i = page; i < page + n; i++) {
+        content_leave(s->content, r, i, zero ? PAGE_GIVEN : PAGE_NEW);
+        page_mark(r, i, !zero);
+    }
+    attr_give(r, page_addr(r, page), len, ATTR_OWN);
+    dirty_track(s->dirty, r, page, n);
+    return 0;
+}
+
+/*
+ * While a device may be writing: a page that was copied on write may be what
+ * it writes to, and stays.  One that was not cannot be: the device would have
+ * had it copied, and from now on it waits for us as any writer does.  Each
+ * such part becomes a mapping of its own, so @mappings, what is left of them,
+ * is what ends it.
+ */
+static int replace_clean(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
+                         size_t mappings)
+{
+    int ret = 0, failed = 0;
+    unsigned k;
+
+    if (kinds_ask(s->kinds, page_addr(r, page), n, KINDS_ALL, s->kind) < 0) {
+        unblock(s, r, page, n);
+        return -EBUSY;
+    }
+    for (unsigned i = 0; i < n; i += k) {
+        bool copied = kind_is_copied(s->kind[i]);
+
+        k = 1;
+        while (i + k < n && kind_is_copied(s->kind[i + k]) == copied) {
+            k++;
+        }
+        if (copied) {
+            unblock(s, r, page + i, k);
+            ret = -EBUSY;
+        } else if (mappings < VMAS_FEW) {
+            unblock(s, r, page + i, k);
+            failed = -ENOMEM;
+        } else {
+            int err = replace_blocked(s, r, page + i, k);
+
+            failed = err < 0 ? err : failed;
+            mappings -= 2;
+            vmas_made(s->vmas, 2);
+        }
+    }
+    return failed < 0 ? failed : ret;
+}
+
+typedef enum RestoreFor {
+    FOR_OWNER,      /* who asks for it, perhaps while merging is inhibited */
+    FOR_SCAN,       /* only where merging may go on */
+} RestoreFor;
+
+/*
+ * May a device hold pages of a range that is write-protected?  Asked now, for
+ * an answer from before is none.  Who wants to write to a page, or to pin it
+ * for writing, after it was protected waits for us; who did before is what the
+ * op has to report, see libksm.h.
+ */
+static bool restore_is_busy(KsmRegion *r, const UffdRange *range,
+                            RestoreFor whom)
+{
+    return region_busy(r, range->addr, range->len) ||
+           (whom == FOR_SCAN && region_inhibited(r));
+}
+
+/* A run that maps the pool, within a chunk. */
+static int restore_run(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
+                       RestoreFor whom)
+{
+    UffdRange range = { s->uffd_wp, page_addr(r, page), n * PAGE_BYTES };
+    /* counted now, while nobody waits */
+    size_t mappings = vmas_left(s->vmas);
+    sigset_t old;
+    int ret;
+
+    if (whom == FOR_SCAN && mappings < VMAS_FEW) {
+        return -ENOMEM;
+    }
+    if (s->uffd_wp < 0) {
+        /* the content gets its own copy; the mapping stays */
+        return copy_in_place(s, r, page, n);
+    }
+    ret = prim.uffd_register(&range, UFFD_PROTECT);
+    if (ret < 0) {
+        return ret;
+    }
+    prim.signals_block(&old);
+    ret = prim.uffd_protect(&range, true);
+    if (ret < 0) {
+        unblock(s, r, page, n);
+    } else if (restore_is_busy(r, &range, whom)) {
+        ret = replace_clean(s, r, page, n, mappings);
+    } else {
+        ret = replace_blocked(s, r, page, n);
+    }
+    for (unsigned i = 0; prim.uffd_wake(&range) < 0 && i < 1000; i++) {
+        prim.pause(100);
+    }
+    prim.signals_restore(&old);
+    return ret;
+}
+
+static int restore_once(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
+                        RestoreFor whom)
+{
+    size_t end = page + n, k;
+    int ret = 0, busy = 0;
+
+    for (size_t i = page; i < end && ret == 0; i += k) {
+        size_t stop = MIN(end, (i / CHUNK_PAGES + 1) * CHUNK_PAGES);
+        bool mapped = page_is_mapped(r, i);
+
+        k = 1;
+        while (i + k < stop && page_is_mapped(r, i + k) == mapped) {
+            k++;
+        }
+        if (mapped) {
+            ret = restore_run(s, r, i, k, whom);
+            busy = ret == -EBUSY ? ret : busy;
+            ret = ret == -EBUSY ? 0 : ret;
+            region_count_runs(r, i / CHUNK_PAGES);
+            r->chunk[i / CHUNK_PAGES].flags |= CHUNK_VISIT;
+        }
+    }
+    if (end < r->n_pages) {
+        region_count_runs(r, end / CHUNK_PAGES);
+    }
+    return ret < 0 ? ret : busy;
+}
+
+int restore_pages(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
+{
+    return restore_once(s, r, page, n, FOR_SCAN);
+}
+
+/* Passes over chunks that map nothing, not too many.  The next page to do. */
+static size_t skip_unmapped(const KsmRegion *r, size_t page)
+{
+    size_t chunk = page / CHUNK_PAGES;
+    size_t last = MIN(chunk + SKIP_CHUNKS, r->n_chunks);
+
+    while (chunk < last && !r->chunk[chunk].mapped) {
+        chunk++;
+    }
+    return MAX(page, chunk * CHUNK_PAGES);
+}
+
+/* One try, chunk by chunk; in between others may have the lock. */
+static int unmerge_once(KsmRestore *s, KsmLock *lock, KsmRegion *r,
+                        size_t page, size_t n)
+{
+    size_t end = page + n, stop;
+    int ret = 0, busy = 0;
+
+    for (size_t i = page; i < end && ret == 0; i = stop) {
+        i = MIN(skip_unmapped(r, i), end);
+        stop = MIN((i / CHUNK_PAGES + 1) * CHUNK_PAGES, end);
+        if (i < end && r->chunk[i / CHUNK_PAGES].mapped) {
+            ret = restore_once(s, r, i, stop - i, FOR_OWNER);
+        } else {
+            stop = i;   /* there was much to pass over */
+        }
+        busy = ret == -EBUSY ? ret : busy;
+        ret = ret == -EBUSY ? 0 : ret;
+        if (stop < end) {
+            lock_release(lock);
+            lock_take(lock);
+        }
+    }
+    return ret < 0 ? ret : busy;
+}
+
+int restore_unmerge(KsmRestore *s, KsmLock *lock, KsmRegion *r, size_t page,
+                    size_t n)
+{
+    int ret;
+
+    r->unmerging++;
+    ret = unmerge_once(s, lock, r, page, n);
+    /* what a device does to a page mostly takes little time */
+    for (unsigned tries = 0; ret == -EBUSY && tries < BUSY_TRIES; tries++) {
+        lock_release(lock);
+        prim.pause(1000);
+        lock_take(lock);
+        ret = unmerge_once(s, lock, r, page, n);
+    }
+    r->unmerging--;
+    return ret;
+}

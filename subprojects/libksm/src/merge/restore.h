@@ -1,0 +1,57 @@
+/*
+ * restore: merged memory back to anonymous memory
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * For each run that maps the pool: block its writers (write-protection that is
+ * not asynchronous), copy it aside, move the copy over it, wake.
+ *
+ * The danger: a write that comes in between is lost; and so is one by a device,
+ * past the page tables.  Why it is safe:
+ * 1. Who wants to write to a page, or to pin it for writing, after it was
+ *    protected waits for us.  The busy op, asked after protecting, reports who
+ *    did before.
+ * 2. While a device may be writing, a page that was copied on write stays: it
+ *    may be what the device writes to.  One that was not cannot be.
+ * 3. The run is replaced by one call, mremap(), which does all or nothing.
+ * 4. The content of memory that failed is not read: its copy is poisoned.
+ *
+ * Leaves to others: when (engine/broken.h), and what the owner wants.
+ */
+#ifndef KSM_RESTORE_H
+#define KSM_RESTORE_H
+
+#include "base/kinds.h"
+#include "base/lock.h"
+#include "merge/vmas.h"
+#include "share/content.h"
+#include "watch/dirty.h"
+
+typedef struct KsmRestore {
+    int uffd;               /* for copies that are poisoned */
+    int uffd_wp;            /* blocking write-protect; negative: none */
+    KsmKinds *kinds;
+    KsmVmas *vmas;
+    KsmContent *content;
+    KsmDirty *dirty;
+    uint8_t kind[CHUNK_PAGES];      /* PM_* of the run at hand */
+    uint64_t poisoned;      /* pages found to be lost */
+} KsmRestore;
+
+/*
+ * Back to anonymous memory with its content: pages [page, page + n), for scan,
+ * where merging may go on.  0 or -errno; what was done stays done.  -EBUSY: a
+ * device may be writing to a page that was copied on write: in a later pass.
+ */
+int restore_pages(KsmRestore *s, KsmRegion *r, size_t page, size_t n);
+
+/*
+ * The same for the owner, whatever inhibits merging; a busy device is waited
+ * for a while.  The lock is held by the caller and given up between chunks,
+ * and while it waits.  Nothing of the region is merged before this returns
+ * (KsmRegion.unmerging), the lock held.
+ */
+int restore_unmerge(KsmRestore *s, KsmLock *lock, KsmRegion *r, size_t page,
+                    size_t n);
+
+#endif

@@ -1,0 +1,340 @@
+/*
+ * stage: putting pages back
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Where a page is, the page tables tell.  If they cannot be asked, what calls
+ * for this one page answer has to do.  (A call for several that fails says
+ * nothing of any of them: copies to several mappings end with ENOENT, and a
+ * move may have moved more than it counts.)  Known of one page, after
+ *
+ *           moving it back                   copying it back
+ *   0       it is at home                    it is at home
+ *   EEXIST  something is at home             something is at home
+ *   ENOENT  nothing is staged, or home is    home is not mapped, or not
+ *           not mapped                       registered: it is the owner's
+ *   EFAULT  staged; but the memory failed    staged memory cannot be read
+ *   EBUSY   staged; shared or pinned         -
+ *   EINVAL  home is another sort of mapping  -
+ *   others  nothing                          nothing
+ *
+ * 1. A page is passed over only when it is known that something is at home, or
+ *    that nothing is staged: by the tables, or else by what calls for this page
+ *    alone say SURE times in a row.
+ * 2. A page is copied only when it is known to be staged; or, the tables being
+ *    silent, where reading the staging area cannot wait for us.  Then what is
+ *    not staged is copied as zeroes, which is what the hole at home reads as,
+ *    and what is at home refuses the copy (all but a poison marker: so not
+ *    where the page may never have been staged, but as the very last way).
+ * 3. A page that a device may be writing to (BACK_SAME) is moved, not copied,
+ *    until the owner says that the device is done, asked for that page alone.
+ *    A copy made before would lose what the device writes: so only when all
+ *    patience is used up, for a guest that waits for ever has lost more.
+ * 4. A page is given up as poisoned only when its memory cannot be read, nor
+ *    moved.  Its home is poisoned too: whoever needs it is told, none reads
+ *    zeroes.
+ * 5. A page is given up as displaced only when its home is not what was
+ *    registered: a copy tells that, and one from an address where nothing can
+ *    be read does nothing else.  What the owner has put there stays.
+ * 6. What is given up ends that page; the others are put back all the same.
+ * 7. Only where the kernel has memory for no way at all (a move needs none) is
+ *    it tried for ever.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <sys/mman.h>
+
+#include "base/prim.h"
+#include "merge/stage.h"
+
+#define SURE            16u     /* times that an answer must be the same */
+#define UNREADABLE_SURE 1024u   /* ... where only a copy says so: 100 ms */
+#define PATIENCE_US     10000000u   /* of an isolation, for devices */
+
+typedef enum Where {
+    WHERE_SETTLED,  /* something is at home, or nothing is staged */
+    WHERE_STAGED,   /* and nothing is at home */
+    WHERE_UNKNOWN,
+} Where;
+
+/* What a try to put back one page has told. */
+typedef enum BackTry {
+    TRY_DONE,
+    TRY_AGAIN,
+    TRY_SETTLED,    /* the calls say so, the tables are silent */
+    TRY_POISONED,
+    TRY_UNREADABLE, /* only copying says so */
+    TRY_DISPLACED,
+} BackTry;
+
+static char *page_home(const Isolation *s, unsigned i)
+{
+    return page_addr(s->r, s->page + i);
+}
+
+static Where page_where(KsmStage *g, const Isolation *s, unsigned i)
+{
+    uint8_t staged, home;
+
+    if (kinds_look(g->kinds, stage_page(s, i), 1, &staged) < 0 ||
+        kinds_look(g->kinds, page_home(s, i), 1, &home) < 0) {
+        return WHERE_UNKNOWN;
+    }
+    return kind_is_populated(staged) && !kind_is_populated(home)
+           ? WHERE_STAGED : WHERE_SETTLED;
+}
+
+static int page_copy(KsmStage *g, const Isolation *s, unsigned i,
+                     const char *from)
+{
+    size_t done = 0;
+
+    return prim.uffd_copy(g->uffd, page_home(s, i), from, PAGE_BYTES, &done);
+}
+
+/*
+ * Is it safe to copy a page of which the tables say nothing?  Not where it may
+ * never have been staged, for a copy replaces a poison marker at home.
+ */
+static bool may_copy_unseen(const KsmStage *g, const Isolation *s,
+                            int refused, unsigned tries)
+{
+    return g->wp_async && (s->kinds_known || refused == -EBUSY ||
+                           tries > UNREADABLE_SURE);
+}
+
+/* @refused: why it cannot be moved.  Invariants 2 and 3. */
+static bool may_copy(const KsmStage *g, const Isolation *s, unsigned i,
+                     PutBack how, int refused)
+{
+    if (refused == -EFAULT) {
+        return true;    /* there is no memory that a device could write to */
+    }
+    if (refused == -ENOENT && !g->wp_async) {
+        return false;   /* who reads a hole in the staging area may wait */
+    }
+    return how == BACK_ANY || s->waited_us >= PATIENCE_US ||
+           !region_busy(s->r, page_home(s, i), PAGE_BYTES);
+}
+
+static BackTry back_copy(KsmStage *g, const Isolation *s, unsigned i,
+                         Where where, int refused)
+{
+    int ret = page_copy(g, s, i, stage_page(s, i));
+
+    if (ret == 0) {
+        return TRY_DONE;
+    }
+    if (ret == -ENOENT) {
+        return TRY_DISPLACED;
+    }
+    if (ret == -EFAULT && refused == -EFAULT) {
+        return TRY_POISONED;
+    }
+    if (ret == -EFAULT && where == WHERE_STAGED) {
+        return TRY_UNREADABLE;
+    }
+    return ret == -EEXIST && where == WHERE_UNKNOWN ? TRY_SETTLED : TRY_AGAIN;
+}
+
+/* Is the page's home no longer what was registered?  Invariant 5. */
+static bool is_displaced(KsmStage *g, const Isolation *s, unsigned i)
+{
+    return page_copy(g, s, i, g->unreadable) == -ENOENT;
+}
+
+static BackTry back_try(KsmStage *g, const Isolation *s, unsigned i,
+                        PutBack how, unsigned tries)
+{
+    Where where = page_where(g, s, i);
+    size_t done = 0;
+    int ret;
+
+    if (where == WHERE_SETTLED) {
+        return TRY_DONE;
+    }
+    ret = prim.uffd_move(g->uffd, page_home(s, i), stage_page(s, i),
+                         PAGE_BYTES, &done);
+    if (ret == 0) {
+        return TRY_DONE;
+    }
+    if (where == WHERE_UNKNOWN && (ret == -EEXIST || ret == -ENOENT)) {
+        return TRY_SETTLED;
+    }
+    if ((ret == -EINVAL || ret == -ENOENT) && is_displaced(g, s, i)) {
+        return TRY_DISPLACED;
+    }
+    if (tries < MOVE_TRIES && (ret == -EAGAIN || how == BACK_SAME)) {
+        return TRY_AGAIN;
+    }
+    if ((where == WHERE_UNKNOWN && ret != -EFAULT &&
+         !may_copy_unseen(g, s, ret, tries)) ||
+        !may_copy(g, s, i, how, ret)) {
+        return TRY_AGAIN;
+    }
+    return back_copy(g, s, i, where, ret);
+}
+
+/* The guest is told, by a signal, when it needs this page.  Invariant 4. */
+static void poison_home(KsmStage *g, const Isolation *s, unsigned i)
+{
+    void *home = page_home(s, i);
+
+    for (unsigned tries = 0; ; tries++) {
+        int ret = prim.uffd_poison(g->uffd, home, PAGE_BYTES);
+
+        if (ret == 0 || ret == -EEXIST || ret == -ENOENT) {
+            return;
+        }
+        /* or so: whoever reads it is told as well */
+        if (tries > 3 && prim.map(home, PAGE_BYTES, PROT_NONE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED |
+                                  MAP_NORESERVE, -1, 0)) {
+            return;
+        }
+        prim.pause(tries > 8 ? 1000 : 0);
+    }
+}
+
+/* The user is told later, when nobody waits. */
+static void page_lost(KsmStage *g, Isolation *s, unsigned i, BackTry why)
+{
+    bool displaced = why == TRY_DISPLACED;
+    size_t page = s->page + i;
+    KsmLost *lost = displaced ? &g->displaced : &g->poisoned;
+
+    if (!displaced) {
+        poison_home(g, s, i);
+    }
+    lost->addr = lost->pages++ ? lost->addr : page_home(s, i);
+    s->fate[i] = FATE_STAY;
+    content_leave(g->content, s->r, page,
+                  displaced ? PAGE_NEW : PAGE_SWAPPED);
+    page_mark(s->r, page, displaced);
+}
+
+static void lost_tell(KsmLost *lost, const char *text)
+{
+    if (lost->pages && !lost->told) {
+        lost->told = true;
+        g_warning("libksm: %" PRIu64 " page(s) at %p %s", lost->pages,
+                  lost->addr, text);
+    }
+}
+
+void stage_tell(KsmStage *g)
+{
+    lost_tell(&g->poisoned, "were lost: the memory they were in failed "
+              "while they were isolated; whoever needs them gets a SIGBUS");
+    lost_tell(&g->displaced, "were dropped: their owner unmapped them, "
+              "or mapped something else there, before ksm_region_remove()");
+}
+
+/* Both say that the page's memory failed, one of them more surely. */
+static bool is_lost(BackTry told)
+{
+    return told == TRY_POISONED || told == TRY_UNREADABLE;
+}
+
+/* Returns when page @i is at home, or given up. */
+static void put_back_one(KsmStage *g, Isolation *s, unsigned i, PutBack how)
+{
+    BackTry last = TRY_AGAIN;
+    unsigned sure = 0;      /* of @last, in UNREADABLE_SURE */
+
+    for (unsigned tries = 0; ; tries++) {
+        BackTry told = back_try(g, s, i, how, tries);
+
+        if (told == TRY_DONE) {
+            return;
+        }
+        if (told != TRY_AGAIN) {
+            sure = told == last || (is_lost(told) && is_lost(last)) ? sure : 0;
+            sure += told == TRY_UNREADABLE ? 1 : UNREADABLE_SURE / SURE;
+            last = told;
+        }
+        if (sure >= UNREADABLE_SURE) {
+            if (told != TRY_SETTLED) {
+                page_lost(g, s, i, told);
+            }
+            return;
+        }
+        if (tries > 2 * SURE) {
+            prim.pause(100);
+            s->waited_us += 100;
+        }
+    }
+}
+
+/* Pages to be put back from @i on, up to @end. */
+static unsigned staged_run(const Isolation *s, unsigned i, unsigned end)
+{
+    unsigned n = 0;
+
+    if (!s->kinds_known) {
+        return end - i;
+    }
+    while (i + n < end && (s->fate[i + n] == FATE_STAGED ||
+                           s->fate[i + n] == FATE_BACK)) {
+        n++;
+    }
+    return n;
+}
+
+/*
+ * Moving costs a shootdown, copying a page for each page.  What was staged as
+ * a huge page would have to be split to be moved in part.
+ */
+static bool is_moved_back(const KsmStage *g, const Isolation *s, unsigned n)
+{
+    return !s->huge && n * g->costs->copy_ns > g->costs->back_ns;
+}
+
+void stage_put_back(KsmStage *g, Isolation *s, unsigned i, unsigned n,
+                    PutBack how)
+{
+    bool move = !s->kinds_known || n == CHUNK_PAGES || how == BACK_SAME ||
+                is_moved_back(g, s, n);
+    unsigned end = i + n, tries = 0, piece = n;
+
+    while (i < end) {
+        unsigned k = staged_run(s, i, MIN(end, i + piece));
+        char *to = page_home(s, i), *from = stage_page(s, i);
+        size_t done = 0;
+        int ret;
+
+        if (!k) {
+            i++;
+            continue;
+        }
+        ret = move ? prim.uffd_move(g->uffd, to, from, k * PAGE_BYTES, &done)
+                   : prim.uffd_copy(g->uffd, to, from, k * PAGE_BYTES, &done);
+        i += done / PAGE_BYTES;
+        if (ret == 0 || done) {
+            tries = 0;
+            piece = ret == 0 ? MIN(2 * piece, n) : piece;
+        } else if (ret == -EAGAIN && ++tries < MOVE_TRIES) {
+            continue;
+        } else if (k > 1) {
+            piece = k / 2;
+        } else {
+            put_back_one(g, s, i++, how);
+            tries = 0;
+        }
+    }
+}
+
+void stage_keep(KsmStage *g, Isolation *s, unsigned i, unsigned n)
+{
+    KsmCosts *c = g->costs;
+    bool move = is_moved_back(g, s, n);
+    uint64_t t = prim.cpu_ns();
+
+    stage_put_back(g, s, i, n, BACK_ANY);
+    t = prim.cpu_ns() - t;
+    if (move) {
+        cost_average(&c->back_ns, t - MIN(t, n * c->move_ns));
+    } else {
+        cost_average(&c->copy_ns, t / n);
+    }
+}

@@ -1,0 +1,83 @@
+/*
+ * content: who holds which content
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The index and the pool behind it, and the pages that stand in them.  A page
+ * is known by its tag, 32 bits of its hash.  While it is a candidate its tag
+ * may stand in the index (PAGE_INDEXED); while it is MERGED its tag is the
+ * slot, of which it is a user.  Both end together with the state: so a page
+ * that may be in either leaves through content_leave() only.
+ *
+ * 1. A tag finds candidates and never decides: whoever replaces a page compares
+ *    its bytes.
+ * 2. A slot stands in the index by its own hash, and is marked SLOT_INDEXED,
+ *    or it does not.
+ * 3. Tags of regions of different NUMA nodes differ (KsmRegion.salt).
+ */
+#ifndef KSM_CONTENT_H
+#define KSM_CONTENT_H
+
+#include "memory/directory.h"
+#include "share/index.h"
+#include "share/pool.h"
+
+typedef struct KsmContent {
+    KsmIndex index;
+    KsmPool pool;
+    const KsmDirectory *dir;    /* whose pages stand in the index */
+} KsmContent;
+
+/* 0 or -errno of pool_init(); content_free() in any case. */
+int content_init(KsmContent *c, const KsmDirectory *dir,
+                 unsigned max_sharing);
+void content_free(KsmContent *c);
+
+/* Room for @pages of guest memory in both.  0 or -ENOMEM. */
+int content_reserve(KsmContent *c, size_t pages);
+/* ... in the pool, whatever slots are kept for forked children. */
+int content_reserve_pool(KsmContent *c, size_t pages);
+
+/* 64 bits of hash to the 32 that are kept. */
+static inline uint32_t content_tag(const KsmRegion *r, uint64_t hash)
+{
+    return (uint32_t)(hash ^ (hash >> 32)) ^ r->salt;
+}
+
+/*
+ * Other 32 bits of it, for a page whose first ones belong to another content
+ * as well: the index knows one page by a tag, and comparing has told.
+ */
+static inline uint32_t content_tag_again(const KsmRegion *r, uint64_t hash)
+{
+    return (uint32_t)(hash * UINT64_C(0x9e3779b97f4a7c15) >> 32) ^ r->salt;
+}
+
+/*
+ * As page_set(), but takes the page out of the index and drops its slot.
+ * BROKEN: its tag is free for a hash, nothing of which is known.
+ */
+void content_leave(KsmContent *c, KsmRegion *r, size_t page, PageState state);
+
+/* The page, whose tag is set, becomes a candidate; false: no room. */
+bool content_enter(KsmContent *c, KsmRegion *r, size_t page);
+
+/* Something is equal to what the index has at @place. */
+void content_met(KsmContent *c, uint32_t place);
+
+/*
+ * From now on the slot is what its hash finds.  Returns the page (id) that
+ * stood there, or PLACE_NONE.
+ */
+uint32_t content_publish(KsmContent *c, uint32_t slot);
+
+/* Nobody finds the slot any more. */
+void content_withdraw(KsmContent *c, uint32_t slot);
+
+/* Bytes of memory for all this. */
+size_t content_bytes(const KsmContent *c);
+
+/* Tests: the region's MERGED pages have slots with users. */
+void content_check(const KsmContent *c, const KsmRegion *r);
+
+#endif

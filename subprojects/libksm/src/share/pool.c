@@ -1,0 +1,975 @@
+/*
+ * libksm: the memfd of shared pages
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * See pool.h for the idea.  The danger here is a slot that is freed, and
+ * written anew, while something still reads it: so users are counted page by
+ * page, and only a page known to have its own copy stops counting.
+ *
+ * A forked child reads slots too, and its users are not counted.  Whether one
+ * lives is told by a memfd, which is mapped shared and writable while the
+ * process forks, and unmapped by the parent right after: it can be sealed
+ * against writing as soon as nobody has it mapped so.  The mapping is part of
+ * the child's address space, as the slots it maps are: both go when the child
+ * ends or calls exec, and both are passed on to its own children, whatever
+ * files they close.  (A child that unmaps everything it does not know is not
+ * seen any more.)  The file is empty and the mapping cannot be read, so there
+ * is no page to be swapped, moved or pinned.  Page tables are no answer:
+ * while a shared page is moved, its mappings come back one by one, and the
+ * first of them looks exclusive.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/prim.h"
+#include "share/pool.h"
+
+#define FILE_STEP       8192u   /* slots: the file grows by 32 MiB */
+#define PATTERN_PIECE   64u     /* pages of a pattern written at once */
+/* Page tables of so much can be moved at once. */
+#define VIEW_ALIGN      ((size_t)1 << 30)
+#define LINE_SLOTS      4096u   /* that a FreeLine tells of */
+#define SEARCH_LINES    256u    /* looked at for a free run */
+
+
+typedef enum SlotMark { MARK_TAKEN, MARK_FREE } SlotMark;
+
+static void *anonymous(size_t len)
+{
+    return prim.map(NULL, len, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+/*
+ * Would the pool be made of huge pages?  A hole punched into one is zeroes
+ * written in place, which whoever still refers to the page would see: then
+ * nothing is given up at all.
+ */
+static bool shmem_is_huge(void)
+{
+    g_autofree char *text =
+        prim_read_file("/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+                       NULL);
+
+    return text && (strstr(text, "[always]") || strstr(text, "[force]") ||
+                    strstr(text, "[within_size]"));
+}
+
+static const SlotList empty_list = { SLOT_NONE, SLOT_NONE };
+
+void pool_closed(KsmPool *p)
+{
+    memset(p, 0, sizeof(*p));
+    p->fd = p->map_fd = p->watch_fd = p->node = -1;
+}
+
+int pool_init(KsmPool *p, unsigned max_sharing)
+{
+    char path[64];
+
+    pool_closed(p);
+    p->kept_slots = p->kept_blocks = empty_list;
+    p->gone_slots = p->gone_blocks = empty_list;
+    p->max_sharing = MIN(max_sharing, SLOT_USERS);
+    p->patterns = g_hash_table_new_full(NULL, NULL, NULL, g_free);
+    p->blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    p->piece = anonymous(PATTERN_PIECE * PAGE_BYTES);
+    if (!p->piece) {
+        return -ENOMEM;
+    }
+    p->keep_all = shmem_is_huge();
+    p->fd = prim.memfd("libksm-pool");
+    if (p->fd < 0) {
+        return p->fd;
+    }
+    g_snprintf(path, sizeof(path), "/proc/self/fd/%d", p->fd);
+    p->map_fd = prim.open_read(path);
+    return p->map_fd < 0 ? p->map_fd : 0;
+}
+
+/* What grows with the capacity, and the bytes of it that @slots need. */
+static void **pool_array(KsmPool *p, unsigned i, size_t slots, size_t *len)
+{
+    switch (i) {
+    case 0:
+        *len = slots * PAGE_BYTES;
+        return (void **)&p->view;
+    case 1:
+        *len = slots * sizeof(*p->hash);
+        return (void **)&p->hash;
+    case 2:
+        *len = slots * sizeof(*p->users);
+        return (void **)&p->users;
+    case 3:
+        *len = slots / 8;
+        return (void **)&p->free;
+    default:
+        *len = slots / LINE_SLOTS * sizeof(*p->lines);
+        return (void **)&p->lines;
+    }
+}
+
+static void arrays_free(KsmPool *p)
+{
+    for (unsigned i = 0; i < G_N_ELEMENTS(p->mapped); i++) {
+        size_t len;
+        void **array = pool_array(p, i, 0, &len);
+
+        if (*array) {
+            prim.unmap(*array, p->mapped[i]);
+            *array = NULL;
+        }
+    }
+    if (p->kept) {
+        prim.unmap(p->kept, p->kept_len);
+        p->kept = NULL;
+    }
+}
+
+void pool_free(KsmPool *p)
+{
+    arrays_free(p);
+    if (p->piece) {
+        prim.unmap(p->piece, PATTERN_PIECE * PAGE_BYTES);
+    }
+    if (p->watch) {
+        prim.unmap(p->watch, PAGE_BYTES);
+    }
+    if (p->watch_fd >= 0) {
+        prim.close(p->watch_fd);
+    }
+    if (p->fd >= 0) {
+        prim.close(p->fd);
+    }
+    if (p->map_fd >= 0) {
+        prim.close(p->map_fd);
+    }
+    if (p->patterns) {
+        g_hash_table_unref(p->patterns);
+        g_array_unref(p->blocks);
+    }
+}
+
+/*
+ * An address for the view where whole page tables can be moved to, with room
+ * for @len bytes; something is mapped there.  NULL: there is none.
+ */
+static void *view_place(size_t len)
+{
+    size_t all = len + VIEW_ALIGN;
+    char *room = prim.map(NULL, all, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *at;
+
+    if (!room) {
+        return NULL;
+    }
+    at = (char *)ROUND_UP_TO((uintptr_t)room, VIEW_ALIGN);
+    if (at > room) {
+        prim.unmap(room, at - room);
+    }
+    if (at + len < room + all) {
+        prim.unmap(at + len, room + all - (at + len));
+    }
+    return at;
+}
+
+/* Another one in the place of the view, whose page tables are lost. */
+static void *view_anew(KsmPool *p, size_t len)
+{
+    void *view = p->view ? prim.map(NULL, len, PROT_READ, MAP_SHARED,
+                                    p->map_fd, 0) : NULL;
+
+    if (view) {
+        prim.unmap(p->view, p->mapped[0]);
+    }
+    return view;
+}
+
+/* The view, with its page tables if there was one: nothing is copied. */
+static void *view_grow(KsmPool *p, size_t len)
+{
+    void *at = p->anywhere ? NULL : view_place(len), *view;
+
+    if (p->view) {
+        view = prim.lengthen(p->view, p->mapped[0], len, at);
+    } else {
+        view = prim.map(at, len, PROT_READ, MAP_SHARED | (at ? MAP_FIXED : 0),
+                        p->map_fd, 0);
+    }
+    if (!view) {
+        /*
+         * What was at that address may be there or not, and by now something
+         * else: it is left alone, and not made a second time.
+         */
+        p->anywhere |= at != NULL;
+        view = view_anew(p, len);
+    }
+    if (!view) {
+        return NULL;
+    }
+    prim.advise(view, len, MADV_DONTFORK);
+    prim.advise(view, len, MADV_DONTDUMP);
+    return view;
+}
+
+static void *array_grow(KsmPool *p, unsigned i, void *array, size_t len)
+{
+    if (i == 0) {
+        return view_grow(p, len);
+    }
+    return array ? prim.lengthen(array, p->mapped[i], len, NULL)
+                 : anonymous(len);
+}
+
+int pool_reserve(KsmPool *p, size_t pages)
+{
+    /*
+     * content that is equal needs at most a slot per two pages; the rest is
+     * for slots down to one user, and patterns
+     */
+    size_t capacity = ROUND_UP_TO(pages * 5 / 8 + 4 * CHUNK_PAGES, 4096);
+
+    if (capacity <= p->capacity) {
+        return 0;
+    }
+    for (unsigned i = 0; i < G_N_ELEMENTS(p->mapped); i++) {
+        size_t len;
+        void **array = pool_array(p, i, capacity, &len);
+
+        len = ROUND_UP_TO(len, PAGE_BYTES);
+        if (len > p->mapped[i]) {
+            void *longer = array_grow(p, i, *array, len);
+
+            if (!longer) {
+                /* what is longer already does no harm */
+                return -ENOMEM;
+            }
+            *array = longer;
+            p->mapped[i] = len;
+        }
+    }
+    p->capacity = capacity;
+    return 0;
+}
+
+/* The longest run of a word is 2^class slots at least; 0 has no class. */
+static unsigned word_class(uint64_t word)
+{
+    unsigned class = 0;
+
+    while (class < FREE_CLASSES - 1) {
+        word &= word >> (1u << class);
+        if (!word) {
+            break;
+        }
+        class++;
+    }
+    return class;
+}
+
+static void word_set(KsmPool *p, size_t w, uint64_t word)
+{
+    FreeLine *l = &p->lines[w / 64];
+    uint64_t bit = UINT64_C(1) << (w % 64), was = p->free[w];
+    unsigned old = word_class(was), new = word_class(word);
+
+    p->free[w] = word;
+    if (was && word && old == new) {
+        return;
+    }
+    if (was) {
+        l->has[old] &= ~bit;
+        p->n_words[old]--;
+    }
+    if (word) {
+        l->has[new] |= bit;
+        p->n_words[new]++;
+    }
+}
+
+static uint64_t mask_of(unsigned first, unsigned n)
+{
+    return (n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1) << first;
+}
+
+static void slots_mark(KsmPool *p, uint32_t slot, unsigned n, SlotMark mark)
+{
+    while (n) {
+        unsigned first = slot % 64, here = MIN(n, 64 - first);
+        uint64_t word = p->free[slot / 64], mask = mask_of(first, here);
+
+        word_set(p, slot / 64, mark == MARK_FREE ? word | mask
+                                                 : word & ~mask);
+        p->n_free += mark == MARK_FREE ? here : -here;
+        slot += here;
+        n -= here;
+    }
+}
+
+/* Where a word has the first run of @n, which it has. */
+static unsigned word_run(uint64_t word, unsigned n)
+{
+    for (unsigned have = 1; have < n; ) {
+        unsigned step = MIN(have, n - have);
+
+        word &= word >> step;
+        have += step;
+    }
+    return __builtin_ctzll(word);
+}
+
+/*
+ * A word of that class, near the cursor; -1: none was seen.  Where there are
+ * few of them this looks at SEARCH_LINES lines, and goes on from there the
+ * next time.
+ */
+static ssize_t word_find(KsmPool *p, unsigned class)
+{
+    size_t n_lines = ROUND_UP_TO(p->top, LINE_SLOTS) / LINE_SLOTS;
+    size_t l = p->cursor / LINE_SLOTS;
+
+    if (!p->n_words[class]) {
+        return -1;
+    }
+    for (size_t i = 0; i < MIN(n_lines, SEARCH_LINES); i++, l++) {
+        l = l < n_lines ? l : 0;
+        if (p->lines[l].has[class]) {
+            return l * 64 + __builtin_ctzll(p->lines[l].has[class]);
+        }
+    }
+    p->cursor = l * LINE_SLOTS;
+    return -1;
+}
+
+/* How far a free run that begins at @slot goes, up to @n. */
+static unsigned run_length(const KsmPool *p, uint32_t slot, unsigned n)
+{
+    unsigned got = 0;
+
+    while (got < n) {
+        uint64_t taken = ~p->free[(slot + got) / 64] >> ((slot + got) % 64);
+        unsigned here = taken ? __builtin_ctzll(taken)
+                              : 64 - (slot + got) % 64;
+
+        got += here;
+        if ((slot + got) % 64 || !here || slot + got >= p->top) {
+            break;
+        }
+    }
+    return MIN(got, n);
+}
+
+/* How many slots before @slot are free too, up to @n. */
+static unsigned run_before(const KsmPool *p, uint32_t slot, unsigned n)
+{
+    unsigned got = 0;
+
+    while (got < n && slot > got) {
+        unsigned in = (slot - got - 1) % 64 + 1;    /* of that word */
+        uint64_t taken = ~(p->free[(slot - got - 1) / 64] << (64 - in));
+        unsigned here = taken ? __builtin_clzll(taken) : 64;
+
+        got += here;
+        if (here < in) {
+            break;
+        }
+    }
+    return MIN(got, n);
+}
+
+/* A run of free slots, of @least at least and of up to *@n. */
+static uint32_t free_run(KsmPool *p, unsigned *n, unsigned least)
+{
+    unsigned min = MIN(least, 64), class = 0, got, before;
+    ssize_t word = -1;
+    uint32_t slot;
+
+    while (1u << class < min) {
+        class++;
+    }
+    for (; class < FREE_CLASSES && word < 0; class++) {
+        word = word_find(p, class);
+    }
+    if (word < 0) {
+        return SLOT_NONE;
+    }
+    slot = word * 64 + word_run(p->free[word], MIN(*n, 1u << (class - 1)));
+    got = run_length(p, slot, *n);
+    before = run_before(p, slot, *n - got);
+    *n = got + before;
+    p->cursor = slot;
+    return slot - before;
+}
+
+static int file_grow(KsmPool *p, size_t slots)
+{
+    size_t size = MIN(ROUND_UP_TO(slots, FILE_STEP), p->capacity);
+    int ret;
+
+    if (slots <= p->file_slots) {
+        return 0;
+    }
+    /* past this limit the kernel would send a signal */
+    size = MIN(size, prim.file_limit() / PAGE_BYTES);
+    if (size < slots) {
+        return -EFBIG;
+    }
+    ret = prim.truncate(p->fd, size * PAGE_BYTES);
+    if (ret == 0) {
+        p->file_slots = size;
+    }
+    return ret;
+}
+
+/* Slots that were never taken. */
+static uint32_t top_take(KsmPool *p, unsigned *n)
+{
+    uint32_t slot = p->top;
+
+    *n = MIN(*n, p->capacity - p->top);
+    if (!*n || file_grow(p, p->top + *n) < 0) {
+        return SLOT_NONE;
+    }
+    p->top += *n;
+    return slot;
+}
+
+static uint32_t free_take(KsmPool *p, unsigned *n, unsigned least)
+{
+    uint32_t slot = free_run(p, n, least);
+
+    if (slot != SLOT_NONE) {
+        slots_mark(p, slot, *n, MARK_TAKEN);
+    }
+    return slot;
+}
+
+uint32_t pool_take(KsmPool *p, unsigned *n)
+{
+    unsigned want = *n;
+    uint32_t slot;
+
+    if (!want) {
+        return SLOT_NONE;
+    }
+    slot = free_take(p, n, MIN(want, TAKE_WORTH));
+    if (slot == SLOT_NONE) {
+        slot = top_take(p, n);
+    }
+    for (unsigned least = TAKE_WORTH / 2; slot == SLOT_NONE && least;
+         least /= 2) {
+        *n = want;
+        slot = free_take(p, n, least);
+    }
+    if (slot != SLOT_NONE) {
+        memset(p->users + slot, 0, *n * sizeof(*p->users));
+    }
+    return slot;
+}
+
+static int slot_compare(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* Punches the holes.  A slot that was given up is not taken again before. */
+void pool_flush(KsmPool *p)
+{
+    unsigned kept = 0;
+
+    qsort(p->punch, p->n_punch, sizeof(p->punch[0]), slot_compare);
+    for (unsigned i = 0, n; i < p->n_punch; i += n) {
+        uint32_t slot = p->punch[i];
+
+        n = 1;
+        while (i + n < p->n_punch && p->punch[i + n] == slot + n) {
+            n++;
+        }
+        if (prim.punch(p->fd, (off_t)slot * PAGE_BYTES,
+                       (off_t)n * PAGE_BYTES) < 0) {
+            /* memory stays in use; try again with the next ones */
+            memmove(p->punch + kept, p->punch + i, n * sizeof(slot));
+            kept += n;
+            continue;
+        }
+        slots_mark(p, slot, n, MARK_FREE);
+    }
+    p->n_punch = kept;
+}
+
+/* A slot that is leaked has no hash: there is its link. */
+static void list_push(KsmPool *p, SlotList *l, uint32_t slot)
+{
+    p->hash[slot] = l->first;
+    l->first = slot;
+    if (l->last == SLOT_NONE) {
+        l->last = slot;
+    }
+}
+
+static uint32_t list_pop(KsmPool *p, SlotList *l)
+{
+    uint32_t slot = l->first;
+
+    if (slot == l->last) {
+        *l = empty_list;
+    } else {
+        l->first = p->hash[slot];
+    }
+    return slot;
+}
+
+/* Moves all of @from to the front of @to. */
+static void list_join(KsmPool *p, SlotList *to, SlotList *from)
+{
+    if (from->first == SLOT_NONE) {
+        return;
+    }
+    p->hash[from->last] = to->first;
+    if (to->last == SLOT_NONE) {
+        to->last = from->last;
+    }
+    to->first = from->first;
+    *from = empty_list;
+}
+
+static bool slot_is_kept(const KsmPool *p, uint32_t slot)
+{
+    return p->keep_all || (p->kept && slot / 8 < p->kept_len &&
+                           (p->kept[slot / 64] >> (slot % 64) & 1));
+}
+
+/* The child to come will have the watch mapped. */
+static void watch_map(KsmPool *p)
+{
+    if (p->watch_fd < 0) {
+        p->watch_fd = prim.memfd_sealable("libksm-children");
+    }
+    if (p->watch_fd >= 0 && !p->watch) {
+        p->watch = prim.map(NULL, PAGE_BYTES, PROT_NONE, MAP_SHARED,
+                            p->watch_fd, 0);
+    }
+    if (!p->watch) {
+        p->forks_blind++;
+    }
+}
+
+void pool_forked(KsmPool *p)
+{
+    /* if it fails, it is tried again before children are looked for */
+    if (p->watch && prim.unmap(p->watch, PAGE_BYTES) == 0) {
+        p->watch = NULL;
+    }
+}
+
+void pool_forked_child(KsmPool *p)
+{
+    p->watch = NULL;    /* it stays mapped */
+}
+
+/* The bitmap of what is kept reaches as far as slots are taken. */
+static bool kept_reach(KsmPool *p)
+{
+    size_t len = ROUND_UP_TO(p->capacity / 8, PAGE_BYTES);
+    void *kept = p->kept;
+
+    if (!kept || p->kept_len < len) {
+        kept = kept ? prim.lengthen(kept, p->kept_len, len, NULL)
+                    : anonymous(len);
+        if (kept) {
+            p->kept = kept;
+            p->kept_len = len;
+        }
+    }
+    return kept;
+}
+
+void pool_fork(KsmPool *p)
+{
+    pool_flush(p);
+    if (!p->capacity || !p->top || p->keep_all) {
+        return;
+    }
+    watch_map(p);
+    if (!kept_reach(p)) {
+        p->keep_all = true;
+        return;
+    }
+    for (size_t i = 0; i < p->top / 64; i++) {
+        p->kept[i] |= ~p->free[i];
+    }
+    if (p->top % 64) {
+        p->kept[p->top / 64] |= ~p->free[p->top / 64] &
+                                mask_of(0, p->top % 64);
+    }
+}
+
+static void slot_give_up(KsmPool *p, uint32_t slot)
+{
+    if (slot_is_kept(p, slot)) {
+        list_push(p, &p->kept_slots, slot);
+        p->leaked++;
+        return;
+    }
+    if (p->n_punch == G_N_ELEMENTS(p->punch)) {
+        pool_flush(p);
+    }
+    if (p->n_punch == G_N_ELEMENTS(p->punch)) {
+        /*
+         * Cannot be punched now, and is not written over: something may
+         * still refer to the page itself (a pipe, a packet on its way).
+         */
+        list_push(p, &p->gone_slots, slot);
+        p->leaked++;
+        return;
+    }
+    p->punch[p->n_punch++] = slot;
+}
+
+void pool_untake(KsmPool *p, uint32_t slot, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        g_assert(pool_users(p, slot + i) == 0);
+        p->users[slot + i] = 0;
+        slot_give_up(p, slot + i);
+    }
+}
+
+/*
+ * The file has no NUMA policy; the kernel goes by the thread's, which is not
+ * ours: it is as it was afterwards.
+ */
+int pool_allocate(KsmPool *p, uint32_t slot, unsigned n)
+{
+    unsigned long mask[16] = { 0 };
+    const size_t bits = sizeof(mask) * 8;
+    bool set = false;
+    int mode = 0, ret;
+
+    if (p->node >= 0 && prim.thread_policy_get(&mode, mask, bits) == 0) {
+        set = prim.prefer_node(p->node) == 0;
+    }
+    ret = prim.allocate(p->fd, (off_t)slot * PAGE_BYTES,
+                        (off_t)n * PAGE_BYTES);
+    for (unsigned tries = 0;
+         set && prim.thread_policy_set(mode, mask, bits) < 0 && tries < 100;
+         tries++) {
+        prim.pause(tries);
+    }
+    return ret;
+}
+
+int pool_fill(KsmPool *p, uint32_t slot, const void *pages, unsigned n)
+{
+    const char *from = pages;
+    size_t done = 0, len = (size_t)n * PAGE_BYTES;
+
+    while (done < len) {
+        ssize_t ret = prim.write(p->fd, from + done, len - done,
+                                 (off_t)slot * PAGE_BYTES + done);
+
+        if (ret == -EINTR) {
+            continue;
+        }
+        if (ret <= 0) {
+            return ret < 0 ? ret : -ENOSPC;
+        }
+        done += ret;
+    }
+    return 0;
+}
+
+static KsmPattern *pattern_of(KsmPool *p, uint32_t slot)
+{
+    uint32_t first = slot / CHUNK_PAGES * CHUNK_PAGES;
+
+    if (!p->last_pattern || p->last_pattern->first != first) {
+        p->last_pattern = g_hash_table_lookup(p->patterns,
+                                              GUINT_TO_POINTER(first));
+    }
+    return p->last_pattern;
+}
+
+KsmPattern *pool_pattern(KsmPool *p, uint32_t slot)
+{
+    if (!(p->users[slot] & SLOT_PATTERN)) {
+        return NULL;
+    }
+    return pattern_of(p, slot);
+}
+
+/* Slots of a block are not given up one by one. */
+static void block_mark(KsmPool *p, uint32_t first)
+{
+    for (uint32_t s = first; s < first + CHUNK_PAGES; s++) {
+        p->users[s] = SLOT_PATTERN;
+    }
+}
+
+/* False: not now. */
+static bool punch_block(KsmPool *p, uint32_t first)
+{
+    if (prim.punch(p->fd, (off_t)first * PAGE_BYTES, CHUNK_BYTES) < 0) {
+        return false;
+    }
+    block_mark(p, first);
+    g_array_append_val(p->blocks, first);
+    return true;
+}
+
+static void block_give_up(KsmPool *p, uint32_t first)
+{
+    bool kept = slot_is_kept(p, first);
+
+    if (kept || !punch_block(p, first)) {
+        list_push(p, kept ? &p->kept_blocks : &p->gone_blocks, first);
+        p->leaked += CHUNK_PAGES;
+    }
+}
+
+/*
+ * Does a process that was forked from this one, or from one of those, still
+ * have our memory?
+ */
+static bool children_live(KsmPool *p)
+{
+    pool_forked(p);
+    if (p->watch || p->watch_fd < 0 || prim.seal_write(p->watch_fd) < 0) {
+        return true;
+    }
+    prim.close(p->watch_fd);
+    p->watch_fd = -1;
+    return false;
+}
+
+void pool_unkeep(KsmPool *p)
+{
+    if (p->keep_all || p->forks_blind || !p->kept || children_live(p)) {
+        return;
+    }
+    prim.unmap(p->kept, p->kept_len);
+    p->kept = NULL;
+    list_join(p, &p->gone_slots, &p->kept_slots);
+    list_join(p, &p->gone_blocks, &p->kept_blocks);
+}
+
+/*
+ * What is on the lists was without users before any fork that came since, so
+ * those children do not map it.
+ */
+bool pool_release(KsmPool *p)
+{
+    bool done = false;
+
+    if (p->gone_blocks.first != SLOT_NONE) {
+        uint32_t first = list_pop(p, &p->gone_blocks);
+
+        done = punch_block(p, first);
+        if (done) {
+            p->leaked -= CHUNK_PAGES;
+        } else {
+            list_push(p, &p->gone_blocks, first);
+        }
+    }
+    if (p->gone_slots.first != SLOT_NONE) {
+        pool_flush(p);
+        while (p->n_punch < G_N_ELEMENTS(p->punch) &&
+               p->gone_slots.first != SLOT_NONE) {
+            p->punch[p->n_punch++] = list_pop(p, &p->gone_slots);
+            p->leaked--;
+            done = true;
+        }
+        pool_flush(p);
+    }
+    return done && (p->gone_slots.first != SLOT_NONE ||
+                    p->gone_blocks.first != SLOT_NONE);
+}
+
+static void pattern_settle(KsmPool *p, uint32_t slot)
+{
+    KsmPattern *t = pattern_of(p, slot);
+    uint32_t first = t->first;
+
+    if (t->users) {
+        return;
+    }
+    if (p->users[first] & SLOT_INDEXED) {
+        p->unindex(p->opaque, first);
+    }
+    p->last_pattern = NULL;
+    g_hash_table_remove(p->patterns, GUINT_TO_POINTER(first));
+    block_give_up(p, first);
+}
+
+void pool_settle(KsmPool *p, uint32_t slot)
+{
+    if (pool_users(p, slot)) {
+        return;
+    }
+    if (p->users[slot] & SLOT_PATTERN) {
+        pattern_settle(p, slot);
+        return;
+    }
+    if (p->users[slot] & SLOT_INDEXED) {
+        p->unindex(p->opaque, slot);
+    }
+    pool_untake(p, slot, 1);
+}
+
+void pool_user_add(KsmPool *p, uint32_t slot)
+{
+    g_assert(!pool_full(p, slot));
+    if (pool_users(p, slot) == 0) {
+        p->shared++;
+    }
+    if (p->users[slot] & SLOT_PATTERN) {
+        pattern_of(p, slot)->users++;
+    }
+    p->users[slot]++;
+    p->sharing++;
+}
+
+void pool_user_drop(KsmPool *p, uint32_t slot)
+{
+    g_assert(pool_users(p, slot) > 0);
+    p->users[slot]--;
+    p->sharing--;
+    if (p->users[slot] & SLOT_PATTERN) {
+        pattern_of(p, slot)->users--;
+    }
+    if (pool_users(p, slot) == 0) {
+        p->shared--;
+        pool_settle(p, slot);
+    }
+}
+
+/* Writes the pattern's slots up to @filled. */
+static int pattern_fill(KsmPool *p, KsmPattern *t, const void *page,
+                        unsigned filled)
+{
+    const unsigned piece = PATTERN_PIECE;
+    char *buf = p->piece;
+
+    for (unsigned i = 0; i < MIN(piece, filled - t->filled); i++) {
+        memcpy(buf + i * PAGE_BYTES, page, PAGE_BYTES);
+    }
+    while (t->filled < filled) {
+        unsigned n = MIN(piece, filled - t->filled);
+        int ret = 0;
+
+        if (p->node >= 0) {
+            /* on that node; writing would not ask for it */
+            ret = pool_allocate(p, t->first + t->filled, n);
+        }
+        if (ret == 0) {
+            ret = pool_fill(p, t->first + t->filled, buf, n);
+        }
+
+        if (ret < 0) {
+            return ret;
+        }
+        for (unsigned i = 0; i < n; i++) {
+            p->hash[t->first + t->filled + i] = p->hash[t->first];
+        }
+        t->filled += n;
+    }
+    return 0;
+}
+
+/* 512 slots that begin at a multiple of 512; SLOT_NONE. */
+static uint32_t block_take(KsmPool *p)
+{
+    uint32_t first = ROUND_UP_TO(p->top, CHUNK_PAGES);
+
+    if (p->blocks->len) {
+        first = g_array_index(p->blocks, uint32_t, p->blocks->len - 1);
+        g_array_set_size(p->blocks, p->blocks->len - 1);
+        return first;
+    }
+    if (first + CHUNK_PAGES > p->capacity ||
+        file_grow(p, first + CHUNK_PAGES) < 0) {
+        return SLOT_NONE;
+    }
+    slots_mark(p, p->top, first - p->top, MARK_FREE);
+    p->top = first + CHUNK_PAGES;
+    block_mark(p, first);
+    return first;
+}
+
+int pool_readable(const KsmPool *p, uint32_t slot, unsigned n)
+{
+    int ret = prim.advise((void *)pool_page(p, slot), n * PAGE_BYTES,
+                          MADV_POPULATE_READ);
+
+    return ret == -EHWPOISON || ret == -EINVAL ? -EFAULT : ret;
+}
+
+KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash)
+{
+    uint32_t slot = block_take(p);
+    KsmPattern *t;
+
+    if (slot == SLOT_NONE) {
+        return NULL;
+    }
+    t = g_new0(KsmPattern, 1);
+    t->first = slot;
+    p->hash[slot] = hash;
+    /* by the kernel, for it can fail: @page is the guest's, as it is now */
+    if (pool_fill(p, slot, page, 1) < 0 ||
+        pattern_fill(p, t, pool_page(p, slot), PATTERN_START) < 0) {
+        block_give_up(p, slot);
+        g_free(t);
+        return NULL;
+    }
+    g_hash_table_insert(p->patterns, GUINT_TO_POINTER(slot), t);
+    p->last_pattern = NULL;
+    return t;
+}
+
+uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n)
+{
+    unsigned want = *n, k;
+
+    while (t->filled < want && t->filled < CHUNK_PAGES &&
+           t->asked >= 4 * t->filled) {
+        if (pool_readable(p, t->first, 1) < 0 ||
+            pattern_fill(p, t, pool_page(p, t->first),
+                         MIN(2 * t->filled, CHUNK_PAGES)) < 0) {
+            break;
+        }
+    }
+    if (t->next + want > t->filled) {
+        t->next = 0;
+    }
+    for (unsigned tries = 0; tries < 2; tries++) {
+        k = 0;
+        while (k < want && t->next + k < t->filled &&
+               !pool_full(p, t->first + t->next + k)) {
+            k++;
+        }
+        if (k) {
+            uint32_t slot = t->first + t->next;
+
+            *n = k;
+            t->next += k;
+            t->asked += k;
+            return slot;
+        }
+        t->next = 0;
+    }
+    return SLOT_NONE;
+}
+
+size_t pool_bytes(const KsmPool *p)
+{
+    return p->top * (sizeof(*p->hash) + sizeof(*p->users)) +
+           p->capacity / 8 + p->capacity / 64 +
+           (p->kept ? p->kept_len : 0);
+}

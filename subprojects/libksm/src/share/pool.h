@@ -1,0 +1,185 @@
+/*
+ * libksm: the memfd of shared pages
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * A slot is a page of the file.  It is written once, before anything maps
+ * it, and never again while it has a user: what maps it relies on that.  A
+ * user is a page of a region in state MERGED; a page that was copied on
+ * write is a user no more.  When the last user goes, a hole is punched and
+ * the slot can be taken again.  The file is mapped by regions through a
+ * descriptor opened read-only, privately.
+ *
+ * A pattern is content that repeats over consecutive pages.  Were all of
+ * them to map one slot, each would cost a mapping of its own; so the slot is
+ * replicated into a run of up to 512, and a run of pages maps a run of
+ * slots.  Patterns grow with their use: never more than a quarter of the
+ * pages that map them.
+ */
+#ifndef KSM_POOL_H
+#define KSM_POOL_H
+
+#include <glib.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/page.h"
+
+#define SLOT_NONE       UINT32_MAX
+#define SLOT_PATTERN    0x8000u     /* in users[]: part of a pattern */
+#define SLOT_INDEXED    0x4000u     /* stands in the index */
+#define SLOT_USERS      0x3fffu
+#define PATTERN_START   16u         /* slots of a new pattern */
+
+typedef struct KsmPattern {
+    uint32_t first;         /* slot; 512 are set aside */
+    uint32_t filled;        /* of them written */
+    uint32_t next;          /* where the next run starts, to spread users */
+    uint64_t asked;         /* pages that mapped it, ever */
+    uint64_t users;         /* pages that map it */
+} KsmPattern;
+
+/*
+ * What is free in 64 words of the bitmap of free slots: bit w of has[k] if
+ * the longest run in word w has 2^k to 2^(k + 1) - 1 slots.
+ */
+#define FREE_CLASSES    7u
+
+typedef struct FreeLine {
+    uint64_t has[FREE_CLASSES];
+    uint64_t pad;
+} FreeLine;
+
+typedef struct SlotList {
+    uint32_t first, last;   /* SLOT_NONE: empty */
+} SlotList;
+
+typedef struct KsmPool {
+    int fd;                 /* for writing */
+    int map_fd;             /* read-only, for mapping */
+    char *view;             /* all of it, read-only */
+    size_t capacity;        /* slots the view and the arrays can hold */
+    size_t mapped[5];       /* bytes of view, hash, users, free, lines */
+    bool anywhere;          /* do not look for a good address for the view */
+    size_t file_slots;      /* size of the file */
+    uint32_t top;           /* slots ever taken: [0, top) */
+    uint32_t cursor;        /* where to look for free slots */
+    uint32_t n_free;        /* slots below top that are free */
+    uint32_t *hash;         /* per slot */
+    uint16_t *users;        /* per slot, with SLOT_PATTERN and _INDEXED */
+    uint64_t *free;         /* bitmap: below top, and to be had */
+    FreeLine *lines;        /* of the words of that */
+    uint32_t n_words[FREE_CLASSES];     /* of each class */
+    uint64_t *kept;         /* bitmap: a forked child may map it; or NULL */
+    size_t kept_len;        /* bytes of it */
+    bool keep_all;          /* give up nothing */
+    int node;               /* where slots get memory now; -1: anywhere */
+    uint64_t leaked;        /* slots without users not to be had (yet) */
+    int watch_fd;           /* tells whether children live; -1: none */
+    void *watch;            /* its mapping, while the process forks */
+    uint64_t forks_blind;   /* forks whose children cannot be told */
+    /* lists of what is leaked, linked by hash[]: slots, blocks of patterns */
+    SlotList kept_slots, kept_blocks;   /* a child may map it */
+    SlotList gone_slots, gone_blocks;   /* to be punched, in time */
+    char *piece;            /* buffer: part of a pattern */
+    unsigned max_sharing;
+    uint64_t shared;        /* slots with users */
+    uint64_t sharing;       /* users of all slots */
+    /* first slot, a multiple of 512 -> KsmPattern */
+    GHashTable *patterns;
+    KsmPattern *last_pattern;       /* the one looked up last */
+    GArray *blocks;         /* first slots of 512 left by patterns */
+    /* slots given up, holes to be punched */
+    uint32_t punch[64];
+    unsigned n_punch;
+    /* told when a slot goes that stands in the index */
+    void (*unindex)(void *opaque, uint32_t slot);
+    void *opaque;
+} KsmPool;
+
+/* Nothing is open: pool_free() may be called. */
+void pool_closed(KsmPool *p);
+int pool_init(KsmPool *p, unsigned max_sharing);
+void pool_free(KsmPool *p);
+/* Room for the slots that @pages of guest memory can need. */
+int pool_reserve(KsmPool *p, size_t pages);
+
+/*
+ * @n consecutive slots without content; fewer may be had: *@n is set.
+ * SLOT_NONE if there are none.  Goes with pool_untake, or with the last user.
+ *
+ * A hole in the file costs next to nothing, but every run costs whoever maps
+ * it a mapping.  So free slots are used again where the run is long enough, or
+ * TAKE_WORTH at least; else the file grows, to where it may, and only then
+ * shorter runs are taken.
+ */
+#define TAKE_WORTH      32u
+uint32_t pool_take(KsmPool *p, unsigned *n);
+void pool_untake(KsmPool *p, uint32_t slot, unsigned n);
+/* Memory for the slots, so that filling them needs none. 0 or -errno. */
+int pool_allocate(KsmPool *p, uint32_t slot, unsigned n);
+/* Writes content; nothing maps the slots yet. 0 or -errno. */
+int pool_fill(KsmPool *p, uint32_t slot, const void *pages, unsigned n);
+
+static inline const char *pool_page(const KsmPool *p, uint32_t slot)
+{
+    return p->view + slot * PAGE_BYTES;
+}
+
+/*
+ * May the slots be read?  0, -EFAULT if memory of theirs has failed, another
+ * -errno if they cannot be read just now.  Who reads failed memory gets a
+ * SIGBUS, and with signals blocked that is the end of the process; what fails
+ * between this and the reading is not helped.  Maps them, too, so that reading
+ * takes no faults.
+ */
+int pool_readable(const KsmPool *p, uint32_t slot, unsigned n);
+
+static inline unsigned pool_users(const KsmPool *p, uint32_t slot)
+{
+    return p->users[slot] & SLOT_USERS;
+}
+
+static inline bool pool_full(const KsmPool *p, uint32_t slot)
+{
+    return pool_users(p, slot) >= p->max_sharing;
+}
+
+void pool_user_add(KsmPool *p, uint32_t slot);
+void pool_user_drop(KsmPool *p, uint32_t slot);
+/* Frees the slot if nobody uses it. */
+void pool_settle(KsmPool *p, uint32_t slot);
+
+/* A pattern whose first page is @slot, or NULL. */
+KsmPattern *pool_pattern(KsmPool *p, uint32_t slot);
+/* A new one with the content of @page; NULL if there is no room. */
+KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash);
+/*
+ * Up to *@n consecutive slots of it with room for a user each; SLOT_NONE:
+ * it is used up.
+ */
+uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n);
+
+/*
+ * The process forks: what is in use now may be mapped by the child for as
+ * long as it lives, so it is not given up, nor written anew.  Called before
+ * the fork; pool_forked() after it, in the parent; pool_forked_child() in the
+ * child, whose pool is not used any more.
+ */
+void pool_fork(KsmPool *p);
+void pool_forked(KsmPool *p);
+void pool_forked_child(KsmPool *p);
+
+/*
+ * What was kept for forked children may go, if none of them lives on, nor a
+ * child of theirs; pool_release() then gives it up, a piece in each call.
+ * False: there is no more to do now.
+ */
+void pool_unkeep(KsmPool *p);
+bool pool_release(KsmPool *p);
+
+void pool_flush(KsmPool *p);
+size_t pool_bytes(const KsmPool *p);
+
+#endif

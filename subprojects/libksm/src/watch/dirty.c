@@ -1,0 +1,518 @@
+/*
+ * libksm: what was written since last asked
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * pagemap: PAGEMAP_SCAN reports pages that are not write-protected and
+ * protects them again in the same walk.  A write to a protected page is let
+ * through by the kernel at once (async), so no guest ever waits for us.
+ * Only populated pages are asked for (PM_PRESENT): protecting the others
+ * would leave markers in the page tables, which cost memory and make
+ * UFFDIO_MOVE fail.  A page that gets populated is not protected and thus
+ * counts as written.
+ *
+ * Each first write to a protected page costs the guest a fault.  Chunks that
+ * are written again and again are therefore asked about less and less often,
+ * up to every eighth pass.  Small pages that were freed lazily are not
+ * protected at all (PAGE_BLIND): whether they are in use again is found out
+ * when they are given back for good, see discard.h.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "watch/dirty.h"
+
+#define HOT_MAX 3   /* log2 of the passes a hot chunk is left alone */
+
+static UffdRange track_range(const KsmDirty *d, const KsmRegion *r,
+                             size_t page, size_t n)
+{
+    return (UffdRange) {
+        .fd = d->uffd,
+        .addr = page_addr(r, page),
+        .len = n * PAGE_BYTES,
+    };
+}
+
+void dirty_init(KsmDirty *d)
+{
+    d->bitmap = g_malloc0(PIECE_PAGES / 8);
+}
+
+void dirty_fini(KsmDirty *d)
+{
+    g_free(d->bitmap);
+}
+
+int dirty_choose(KsmDirty *d, KsmRegion *r)
+{
+    bool log = r->ops && r->ops->dirty_sync;
+
+    r->dirty = d->source;
+    if (r->dirty == KSM_DIRTY_AUTO) {
+        r->dirty = log ? KSM_DIRTY_LOG
+                 : d->wp_async ? KSM_DIRTY_PAGEMAP : KSM_DIRTY_CHECKSUM;
+    }
+    if (r->dirty == KSM_DIRTY_LOG && !log) {
+        return -EINVAL;
+    }
+    if (r->dirty == KSM_DIRTY_PAGEMAP) {
+        if (!d->wp_async) {
+            return -ENOTSUP;
+        }
+        dirty_resume(d, r);
+        if (!r->tracking) {
+            if (d->source == KSM_DIRTY_PAGEMAP) {
+                return -EBUSY;
+            }
+            r->dirty = KSM_DIRTY_CHECKSUM;
+        }
+    }
+    return 0;
+}
+
+void dirty_track(KsmDirty *d, KsmRegion *r, size_t page, size_t n)
+{
+    if (r->tracking) {
+        UffdRange range = track_range(d, r, page, n);
+
+        prim.uffd_register(&range, UFFD_PROTECT);
+    }
+}
+
+/*
+ * Calls for each run of pages up to *@until that is not in a mapping of the
+ * pool; where that fails is left there.
+ */
+static int for_own_pages(const KsmDirty *d, KsmRegion *r,
+                         int (*fn)(const UffdRange *range), size_t *until)
+{
+    size_t end = *until, n;
+
+    for (size_t i = region_first(r); i < end; i += n) {
+        bool mapped = page_is_mapped(r, i);
+
+        n = 1;
+        while (i + n < end && page_is_mapped(r, i + n) == mapped) {
+            n++;
+        }
+        if (!mapped) {
+            UffdRange range = track_range(d, r, i, n);
+            int ret = fn(&range);
+
+            if (ret < 0) {
+                *until = i;
+                return ret;
+            }
+        }
+    }
+    return 0;
+}
+
+static int register_protect(const UffdRange *range)
+{
+    return prim.uffd_register(range, UFFD_PROTECT);
+}
+
+static int unregister_until(KsmDirty *d, KsmRegion *r, size_t page)
+{
+    int ret = -EAGAIN;
+
+    for (unsigned tries = 0; ret < 0 && tries < 3; tries++) {
+        size_t until = page;
+
+        ret = for_own_pages(d, r, prim.uffd_unregister, &until);
+    }
+    r->registered = ret < 0;
+    return ret;
+}
+
+int dirty_pause(KsmDirty *d, KsmRegion *r)
+{
+    if (!r->tracking && !r->registered) {
+        return 0;
+    }
+    /* all of it is registered anew, or nothing */
+    r->tracking = false;
+    return unregister_until(d, r, region_end(r));
+}
+
+/* Registers all of it, or nothing. */
+static void register_all(KsmDirty *d, KsmRegion *r)
+{
+    size_t until = region_end(r);
+    int ret = for_own_pages(d, r, register_protect, &until);
+
+    r->tracking = ret == 0;
+    if (ret == -EBUSY || ret == -EINVAL || ret == -EPERM) {
+        /* the rest is another's, who wants to keep it */
+        unregister_until(d, r, until);
+    } else if (ret < 0) {
+        unregister_until(d, r, region_end(r));
+    }
+}
+
+void dirty_resume(KsmDirty *d, KsmRegion *r)
+{
+    if (r->dirty != KSM_DIRTY_PAGEMAP || r->tracking) {
+        return;
+    }
+    register_all(d, r);
+    for (size_t c = 0; c < r->n_chunks; c++) {
+        r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;
+    }
+}
+
+/* A page was written: what was known of it is void. */
+static void page_written(KsmDirty *d, KsmRegion *r, size_t page)
+{
+    KsmChunk *c = page_chunk(r, page);
+
+    switch (page_state(r, page)) {
+    case PAGE_FREED:
+        if (r->history[page]) {
+            /* the log of before the hint, or of after it */
+            r->history[page] = 0;
+            r->state[page] |= PAGE_BLIND;
+            break;
+        }
+        if ((r->state[page] & PAGE_BLIND) && r->dirty != KSM_DIRTY_LOG) {
+            break;
+        }
+        /* fall through */
+    case PAGE_UNIQUE:
+    case PAGE_EQUAL:
+    case PAGE_ZEROES:
+    case PAGE_SWAPPED:
+        content_leave(d->content, r, page, PAGE_NEW);
+        /* fall through */
+    case PAGE_NEW:
+    case PAGE_PINNED:
+    case PAGE_BUSY:
+        page_mark(r, page, true);
+        break;
+    case PAGE_MERGED:
+        c->flags |= CHUNK_VISIT | CHUNK_CHECK;
+        break;
+    case PAGE_BROKEN:
+        content_leave(d->content, r, page, PAGE_BROKEN);
+        break;
+    case PAGE_HOLE:
+    case PAGE_GIVEN:
+        c->flags |= CHUNK_VISIT;
+        break;
+    default:
+        break;
+    }
+}
+
+/* Applies the bits of one chunk. */
+static void chunk_apply(KsmDirty *d, KsmRegion *r, size_t chunk,
+                        const unsigned long *bits)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    unsigned long any = 0;
+
+    for (unsigned w = 0; w < CHUNK_PAGES / 64; w++) {
+        any |= bits[w];
+    }
+    if (!any && !c->written) {
+        c->hot = 0;
+        return;
+    }
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        size_t page = chunk * CHUNK_PAGES + i;
+
+        if (bits[i / 64] >> (i % 64) & 1) {
+            page_written(d, r, page);
+        } else if (r->state[page] & PAGE_WRITTEN) {
+            page_mark(r, page, false);
+            c->flags |= CHUNK_VISIT;
+        }
+    }
+    c->hot = c->written ? MIN(c->hot + 1, HOT_MAX) : 0;
+}
+
+static void bits_set(unsigned long *bits, size_t from, size_t to)
+{
+    for (; from < to && from % 64; from++) {
+        bits[from / 64] |= 1ul << (from % 64);
+    }
+    for (; from + 64 <= to; from += 64) {
+        bits[from / 64] = ~0ul;
+    }
+    for (; from < to; from++) {
+        bits[from / 64] |= 1ul << (from % 64);
+    }
+}
+
+/*
+ * Write-protects what was written in a range of pages and sets its bits,
+ * which begin at page @origin.
+ */
+static int pagemap_ask(KsmDirty *d, KsmRegion *r, size_t from, size_t to,
+                       size_t origin, unsigned long *bits)
+{
+    PmScan scan = {
+        .fd = d->kinds->pagemap,
+        .start = (uintptr_t)page_addr(r, from),
+        .end = (uintptr_t)page_addr(r, to),
+        .all = PM_WRITTEN | PM_PRESENT,
+        .tell = PM_WRITTEN,
+        .protect = true,
+        .vec = d->kinds->ranges,
+        .vec_len = N_RANGES,
+    };
+
+    while (scan.start < scan.end) {
+        ssize_t n = prim.pagemap(&scan);
+
+        if (n < 0) {
+            return n;
+        }
+        for (ssize_t i = 0; bits && i < n; i++) {
+            bits_set(bits,
+                     (scan.vec[i].start - (uintptr_t)r->base) / PAGE_BYTES -
+                     origin,
+                     (scan.vec[i].end - (uintptr_t)r->base) / PAGE_BYTES -
+                     origin);
+        }
+        if (scan.walk_end <= scan.start) {
+            break;
+        }
+        scan.start = scan.walk_end;
+    }
+    return 0;
+}
+
+/*
+ * Asks about [@from, @to), but not about pages that were freed lazily and are
+ * not protected; their bits stay clear.
+ */
+static int pagemap_ask_but_blind(KsmDirty *d, KsmRegion *r, size_t from,
+                                 size_t to, size_t origin,
+                                 unsigned long *bits)
+{
+    int ret = 0;
+    size_t n;
+
+    for (size_t i = from; i < to && ret == 0; i += n) {
+        bool blind = r->state[i] & PAGE_BLIND;
+
+        n = 1;
+        while (i + n < to && !!(r->state[i + n] & PAGE_BLIND) == blind) {
+            n++;
+        }
+        if (!blind) {
+            ret = pagemap_ask(d, r, i, i + n, origin, bits);
+        }
+    }
+    return ret;
+}
+
+/*
+ * Memory of our own that will be written: read before, each page of it would
+ * cost a fault more, and a TLB shootdown.
+ */
+static void meta_populate(void *from, size_t len)
+{
+    uintptr_t start = (uintptr_t)from / PAGE_BYTES * PAGE_BYTES;
+
+    prim.advise((void *)start, ROUND_UP_TO((uintptr_t)from + len - start,
+                                           PAGE_BYTES), MADV_POPULATE_WRITE);
+}
+
+void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk)
+{
+    size_t first = chunk * CHUNK_PAGES;
+    size_t from = MAX(first, region_first(r));
+    size_t to = MIN(first + CHUNK_PAGES, region_end(r));
+
+    r->chunk[chunk].flags |= CHUNK_ARMED;
+    if (d->tags) {
+        meta_populate(r->tag + first, CHUNK_PAGES * sizeof(*r->tag));
+    }
+    meta_populate(r->history + first, CHUNK_PAGES);
+    if (r->tracking) {
+        pagemap_ask_but_blind(d, r, from, to, from, NULL);
+    }
+}
+
+void dirty_protect(KsmDirty *d, KsmRegion *r, size_t page, size_t n)
+{
+    if (r->tracking) {
+        pagemap_ask(d, r, page, page + n, page, NULL);
+    }
+}
+
+/* Should this chunk be asked about in this pass?  Counts the pass. */
+static bool chunk_due(KsmChunk *c, bool *again)
+{
+    if (!(c->flags & CHUNK_ARMED)) {
+        return false;
+    }
+    if (c->hot_wait) {
+        c->hot_wait--;
+        *again = true;
+        return false;
+    }
+    return true;
+}
+
+static void pagemap_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
+{
+    size_t lo = region_first(r), hi = region_end(r), n;
+
+    for (size_t c = chunk; c < end; c += n) {
+        size_t from = MAX(c * CHUNK_PAGES, lo), to;
+        uint8_t blind = r->chunk[c].flags & CHUNK_BLIND;
+        int ret;
+
+        n = 1;
+        if (!chunk_due(&r->chunk[c], &d->again)) {
+            continue;
+        }
+        while (c + n < end && (r->chunk[c + n].flags & CHUNK_ARMED) &&
+               (r->chunk[c + n].flags & CHUNK_BLIND) == blind &&
+               !r->chunk[c + n].hot_wait) {
+            n++;
+        }
+        to = MIN((c + n) * CHUNK_PAGES, hi);
+        memset(d->bitmap, 0, n * CHUNK_PAGES / 8);
+        ret = blind ? pagemap_ask_but_blind(d, r, from, to, c * CHUNK_PAGES,
+                                            d->bitmap)
+                    : pagemap_ask(d, r, from, to, c * CHUNK_PAGES, d->bitmap);
+        if (ret < 0) {
+            memset(d->bitmap, 0xff, n * CHUNK_PAGES / 8);
+        }
+        for (size_t i = 0; i < n; i++) {
+            chunk_apply(d, r, c + i, d->bitmap + i * CHUNK_PAGES / 64);
+            r->chunk[c + i].hot_wait = (1u << r->chunk[c + i].hot) - 1;
+        }
+    }
+}
+
+/* Holes and merged pages that the source says nothing about. */
+static void unasked(KsmRegion *r, size_t chunk, size_t end, bool look)
+{
+    for (size_t c = chunk; c < end; c++) {
+        if (r->chunk[c].mapped && look) {
+            r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;
+        }
+        if (r->chunk[c].lazy && look) {
+            r->chunk[c].flags |= CHUNK_VISIT;
+        }
+    }
+}
+
+/* Chunks that were empty and are not any more. */
+static void populated(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
+{
+    size_t n;
+
+    for (size_t c = chunk; c < end; c += n) {
+        PmScan scan = {
+            .fd = d->kinds->pagemap,
+            .start = (uintptr_t)page_addr(r, MAX(c * CHUNK_PAGES,
+                                                 region_first(r))),
+            .any = PM_PRESENT | PM_SWAPPED,
+            .tell = PM_PRESENT,
+            .vec = d->kinds->ranges,
+            .vec_len = N_RANGES,
+        };
+        ssize_t got;
+
+        n = 0;
+        while (c + n < end && !(r->chunk[c + n].flags & CHUNK_ARMED)) {
+            n++;
+        }
+        if (!n) {
+            n = 1;
+            continue;
+        }
+        scan.end = (uintptr_t)page_addr(r, MIN((c + n) * CHUNK_PAGES,
+                                               region_end(r)));
+        got = prim.pagemap(&scan);
+        for (ssize_t i = 0; i < got; i++) {
+            size_t from = (scan.vec[i].start - (uintptr_t)r->base) /
+                          CHUNK_BYTES;
+            size_t to = (scan.vec[i].end - 1 - (uintptr_t)r->base) /
+                        CHUNK_BYTES;
+
+            for (; from <= to; from++) {
+                r->chunk[from].flags |= CHUNK_VISIT;
+            }
+        }
+    }
+}
+
+static void log_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
+{
+    size_t lo = MAX(chunk * CHUNK_PAGES, region_first(r));
+    size_t hi = MIN(end * CHUNK_PAGES, region_end(r));
+    size_t shift = lo - chunk * CHUNK_PAGES;
+    unsigned long *bits = d->bitmap;
+    size_t words = (end - chunk) * CHUNK_PAGES / 64;
+
+    memset(bits, 0, words * sizeof(*bits));
+    if (!r->ops->dirty_sync(r->opaque, lo - region_first(r), hi - lo, bits)) {
+        memset(bits, 0xff, words * sizeof(*bits));
+    } else if (shift) {
+        /* the op counts from the region's first page, we from its chunk */
+        for (size_t i = hi - lo; i-- > 0;) {
+            size_t to = i + shift;
+            bool on = bits[i / 64] >> (i % 64) & 1;
+
+            bits[to / 64] &= ~(1ul << (to % 64));
+            bits[to / 64] |= (unsigned long)on << (to % 64);
+        }
+        for (size_t i = 0; i < shift; i++) {
+            bits[i / 64] &= ~(1ul << (i % 64));
+        }
+    }
+    for (size_t c = chunk; c < end; c++) {
+        chunk_apply(d, r, c, bits + (c - chunk) * CHUNK_PAGES / 64);
+    }
+}
+
+/* What even a log does not tell: whether freed and broken pages are at rest. */
+static void lazy_look(KsmRegion *r, size_t chunk, size_t end, bool look)
+{
+    for (size_t c = chunk; c < end; c++) {
+        if (look && (r->chunk[c].lazy || r->chunk[c].broken)) {
+            r->chunk[c].flags |= CHUNK_VISIT;
+        }
+    }
+}
+
+/* Without a source: everything not merged is looked at, every pass. */
+static void checksum_sync(KsmRegion *r, size_t chunk, size_t end)
+{
+    for (size_t c = chunk; c < end; c++) {
+        r->chunk[c].flags |= CHUNK_VISIT;
+    }
+}
+
+size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, uint64_t pass)
+{
+    bool look = pass % CHECK_PASSES == 0;
+    size_t end = MIN(chunk + PIECE_PAGES / CHUNK_PAGES, r->n_chunks);
+
+    switch (r->dirty) {
+    case KSM_DIRTY_LOG:
+        log_sync(d, r, chunk, end);
+        lazy_look(r, chunk, end, look);
+        break;
+    case KSM_DIRTY_PAGEMAP:
+        pagemap_sync(d, r, chunk, end);
+        unasked(r, chunk, end, look);
+        populated(d, r, chunk, end);
+        break;
+    default:
+        checksum_sync(r, chunk, end);
+        unasked(r, chunk, end, look);
+        break;
+    }
+    return end;
+}

@@ -1,0 +1,69 @@
+/*
+ * libksm: what was written since last asked
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Three sources: the region's own log, the kernel's page tables, or nothing
+ * (then scan compares hashes).  What they say is a hint.  A missed write
+ * costs a failed verify; one too many costs a hash.
+ *
+ * Asking marks pages: PAGE_WRITTEN was written in the last interval, and is
+ * not worth looking at; a NEW page without the mark is quiet, and is.
+ */
+#ifndef KSM_DIRTY_H
+#define KSM_DIRTY_H
+
+#include "base/kinds.h"
+#include "share/content.h"
+
+#define PIECE_PAGES (64u * CHUNK_PAGES)     /* it is asked by 128 MiB */
+/* Passes between looks at merged pages where the source does not tell. */
+#define CHECK_PASSES 4u
+
+typedef struct KsmDirty {
+    int uffd;               /* async write-protect, if the kernel has it: */
+    bool wp_async;
+    bool tags;              /* of pages will be written: more than zeroes */
+    KsmDirtySource source;  /* as configured */
+    KsmKinds *kinds;
+    KsmContent *content;    /* which written pages leave */
+    unsigned long *bitmap;  /* of a piece */
+    bool again;             /* set: some chunks were put off to a later pass */
+} KsmDirty;
+
+/* The fields above are set, but for the bitmap. */
+void dirty_init(KsmDirty *d);
+void dirty_fini(KsmDirty *d);
+
+/*
+ * Chooses the region's source, as configured. 0, or -errno if the chosen
+ * one does not work.
+ */
+int dirty_choose(KsmDirty *d, KsmRegion *r);
+
+/*
+ * Registers what the source needs: for a range that was mapped anew, or for
+ * the region. Failing to only loses knowledge.
+ */
+void dirty_track(KsmDirty *d, KsmRegion *r, size_t page, size_t n);
+void dirty_resume(KsmDirty *d, KsmRegion *r);
+
+/*
+ * Unregisters the region, which nobody else could register otherwise.  0, or
+ * -errno: part of it is registered still; calling again may help.
+ */
+int dirty_pause(KsmDirty *d, KsmRegion *r);
+
+/*
+ * Asks about a piece of at most PIECE_PAGES that begins at @chunk, once in a
+ * @pass; returns the chunk after it.
+ */
+size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, uint64_t pass);
+
+/* Starts tracking a chunk that was found populated. */
+void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk);
+
+/* Makes sure that a write to the pages from now on is noticed. */
+void dirty_protect(KsmDirty *d, KsmRegion *r, size_t page, size_t n);
+
+#endif
