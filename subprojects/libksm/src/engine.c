@@ -376,7 +376,7 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
     config_clamp(&e->cfg);
     e->run = true;
     e->uffd = e->uffd_wp = e->pagemap = e->maps = -1;
-    e->pool.fd = e->pool.map_fd = e->pool.watch_fd = -1;
+    e->pool.fd = e->pool.map_fd = e->pool.watch_fd = e->pool.pagemap = -1;
     lock_init(&e->lock);
     e->regions = g_ptr_array_new();
     e->dir_free = DIR_END;
