@@ -895,29 +895,62 @@ static int unregister(const UffdRange *range)
     /* a pause of nothing would last 50 us, for whoever waits too */
     while ((ret = prim.uffd_unregister(range)) < 0 && ret != -EINVAL &&
            ++tries < 10000) {
+        /* the pages are where they belong: who needs one can go on */
+        prim.uffd_wake(range);
         prim.pause(tries > 8 ? 1000 : 0);
     }
     return ret;
 }
 
-/* Nothing of the span waits for us any more. */
-static void span_release(KsmEngine *e, Isolation *s)
+/* Nothing of the range waits for us any more. */
+static void range_release(const UffdRange *range)
 {
-    UffdRange range = span_range(e, s);
     unsigned tries = 0;
 
-    if (unregister(&range) == -EINVAL) {
+    if (unregister(range) == -EINVAL) {
         /* the owner has mapped something else over part of it */
-        for (unsigned i = 0; i < s->n; i++) {
-            UffdRange page = { e->uffd, page_addr(s->r, s->page + i),
+        for (size_t at = 0; at < range->len; at += PAGE_BYTES) {
+            UffdRange page = { range->fd, (char *)range->addr + at,
                                PAGE_BYTES };
 
             unregister(&page);
         }
     }
-    while (prim.uffd_wake(&range) < 0 && ++tries < 10000) {
+    while (prim.uffd_wake(range) < 0 && ++tries < 10000) {
         prim.pause(tries > 8 ? 1000 : 0);
     }
+}
+
+/*
+ * How far a registration may have come that failed.  The kernel goes from
+ * mapping to mapping, and splits the first and the last: where it could not,
+ * nothing is registered from there on.  To unregister that part, which may be
+ * tracked, would have it split again, and fail for ever.
+ */
+static size_t registered_part(KsmEngine *e, const UffdRange *range)
+{
+    char *from = range->addr, *to = from + range->len, *start, *end;
+
+    if (run_vma_at(e, from, &start, &end) && start < from) {
+        return 0;
+    }
+    if (run_vma_at(e, to - 1, &start, &end) && end > to) {
+        return MAX(start, from) - from;
+    }
+    return range->len;
+}
+
+static void registration_undo(KsmEngine *e, const Isolation *s)
+{
+    UffdRange range = span_range(e, s);
+
+    if (prim.uffd_unregister(&range) < 0) {
+        range.len = registered_part(e, &range);
+    }
+    if (range.len) {
+        range_release(&range);
+    }
+    dirty_track(s->r, s->page, s->n);
 }
 
 /* Is a page of the span in anonymous memory after all? */
@@ -1140,7 +1173,9 @@ static bool span_isolate(KsmEngine *e, Isolation *s)
                                         : KSM_REASON_NO_MEMORY);
         not_moved(e, s, 0, s->n, ACT_STAY);
         /* part of it may be registered all the same; never another's */
-        s->registered = ret != -EBUSY && ret != -EINVAL && ret != -EPERM;
+        if (ret != -EBUSY && ret != -EINVAL && ret != -EPERM) {
+            registration_undo(e, s);
+        }
         return false;
     }
     s->registered = true;
@@ -1177,7 +1212,9 @@ static bool span_carry_out(KsmEngine *e, Isolation *s, bool *busy)
     }
     cpu = prim.cpu_ns();
     if (s->registered) {
-        span_release(e, s);
+        UffdRange range = span_range(e, s);
+
+        range_release(&range);
     }
     fixed += prim.cpu_ns() - cpu;
     average(&e->merge.isolate_ns,

@@ -555,6 +555,49 @@ static ssize_t maps_lines(KsmEngine *e)
     return n < 0 ? n : lines;
 }
 
+typedef struct MapsLine {
+    uintptr_t number[2];
+    unsigned field;         /* 0, 1: in a number; 2: behind them */
+} MapsLine;
+
+/* Reads a line "START-END ..." character by character; true: it has ended. */
+static bool line_char(MapsLine *l, char c)
+{
+    if (l->field < 2 && g_ascii_isxdigit(c)) {
+        l->number[l->field] = l->number[l->field] << 4 |
+                              g_ascii_xdigit_value(c);
+    } else {
+        l->field++;
+    }
+    return c == '\n';
+}
+
+/* No memory is allocated: that may need a mapping. */
+bool run_vma_at(KsmEngine *e, const void *addr, char **start, char **end)
+{
+    MapsLine line = { .field = 0 };
+    char buf[4096];
+    ssize_t n;
+    off_t at = 0;
+
+    while ((n = prim.read_at(e->maps, buf, sizeof(buf), at)) > 0) {
+        for (ssize_t i = 0; i < n; i++) {
+            if (!line_char(&line, buf[i])) {
+                continue;
+            }
+            if (line.number[0] <= (uintptr_t)addr &&
+                line.number[1] > (uintptr_t)addr) {
+                *start = (char *)line.number[0];
+                *end = (char *)line.number[1];
+                return true;
+            }
+            line = (MapsLine) { .field = 0 };
+        }
+        at += n;
+    }
+    return false;
+}
+
 static void vmas_count(KsmEngine *e)
 {
     g_autofree char *max = prim_read_file("/proc/sys/vm/max_map_count", NULL);

@@ -75,6 +75,8 @@ void run_drop(KsmEngine *e, unsigned page);
 size_t run_vmas_left(KsmEngine *e);
 /* ... by anybody, whatever is to be left to the program. */
 size_t run_vmas_free(KsmEngine *e);
+/* The mapping that @addr is in; false: that cannot be had. */
+bool run_vma_at(KsmEngine *e, const void *addr, char **start, char **end);
 /* The kernel refused a mapping: look again how many there are. */
 void run_vmas_full(KsmEngine *e);
 
