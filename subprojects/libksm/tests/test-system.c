@@ -628,7 +628,6 @@ static void test_mapping_limit(void)
     pair_clear(&p);
 }
 
-/* The limit itself is reached while pages are merged: nothing is lost. */
 static uint64_t paused_us;
 
 static void pause_counted(unsigned us)
@@ -637,6 +636,10 @@ static void pause_counted(unsigned us)
     prim_real.pause(us);
 }
 
+/*
+ * The limit itself is reached while pages are merged: nothing is lost, and
+ * nobody waits for mappings to be had.
+ */
 static void test_mapping_limit_hit(void)
 {
     enum { PAGES = 2048, STRIDE = 789 };
