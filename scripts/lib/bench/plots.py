@@ -2,7 +2,7 @@
 """Plots of scripts/bench: PNG files beside the JSON file.
 
 Draws what was measured and nothing else; a metric that is not there leaves
-its bar out.  Leaves to others: measuring (bench.py).
+its bar out.  Leaves to others: measuring (harness.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the backend is chosen)
 
-Metrics = dict[str, float]
+from bench.harness import Metrics  # noqa: E402
+
 OURS, THEIRS, THIRD = "#2060a0", "#c0c0c0", "#d08030"
 
 

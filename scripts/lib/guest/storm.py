@@ -11,7 +11,7 @@ The guest moves: a migration, a file it was saved to or a background snapshot
 becomes the guest, in a QEMU with another scope, another source of dirty
 information, or plain memory.  Every step is logged with what came of it.
 Leaves to others: what can be done (storm_actions.py), what must never be seen
-(storm_watch.py), QEMU and the guest (qemu_guest.py, guest-agent.c).
+(storm_watch.py), QEMU (qemu.py).
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from memcg import Group
-from qemu_guest import Guest, GuestSpec
-from storm_watch import (
+from guest.qemu import Guest, GuestSpec
+from guest.storm_watch import (
     Gone,
     Monitor,
     StormError,
@@ -38,6 +37,7 @@ from storm_watch import (
     ram_flags,
     stacks,
 )
+from host.cgroup import Group
 
 MIB = 1 << 20
 MEMORY_MIB = 384
@@ -169,7 +169,7 @@ class Storm:
         self.stopped = False
         self.dimm = False
         self.own_mib = 0
-        self.group = Group.make()
+        self.group = Group.make_or_none()
         self.cpus = Random(f"{seed}/cpus").choice((1, 2))
         self._make_disks()
         self.log(f"storm: seed {seed}, {self.cpus} CPUs, sources {sources}")

@@ -16,7 +16,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
@@ -25,8 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TOP = Path(__file__).resolve().parents[2]
+from host.paths import TOP
+
 LOGS = TOP / "build" / "check"
+#: How a program of scripts/lib is run; its name follows.
+PROGRAM = ("python", "scripts/lib/launch.py")
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?\s*$")
 SKIP_LINE = re.compile(r"^\s*(?:ok \d+ .*# SKIP|SKIP(?:PED)?:?)\s*(.*)$", re.IGNORECASE)
 
@@ -267,8 +269,7 @@ def step_style(step: Step) -> Result:
     python = tracked("*.py")
     result.add(step.simple("ruff check", "ruff", "check", *python))
     result.add(step.simple("ruff format", "ruff", "format", "--check", *python))
-    code = ["mypy", "--ignore-missing-imports", "--no-error-summary"]
-    result.add(step.simple("mypy", *code, "--explicit-package-bases", "scripts/lib"))
+    result.add(step.simple("mypy", "mypy", "--no-error-summary", "scripts/lib"))
     result.add(step.simple("shellcheck", "shellcheck", "-x", *shell_scripts()))
     missing = without_licence()
     result.add(
@@ -369,7 +370,7 @@ def kernels(step: Step, *options: str) -> Result:
     return with_qemu(
         step,
         lambda: step.counted(
-            "kernels", "python", "scripts/lib/kernels.py", build, *options, minutes=90
+            "kernels", *PROGRAM, "tools.kernels", build, *options, minutes=90
         ),
     )
 
@@ -490,6 +491,3 @@ def main() -> int:
     )
     return 1 if total.failed or not total.passed else 0
 
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,15 +15,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
-from qemu_guest import (
+from bench.harness import Metrics, Session
+from guest.qemu import (
     FIRMWARE,
-    TOP,
     Guest,
     GuestError,
     GuestSpec,
@@ -31,11 +30,8 @@ from qemu_guest import (
     need_qemu,
     qemu_binary,
 )
+from host.paths import TOP
 
-if TYPE_CHECKING:
-    from bench import Session
-
-Metrics = dict[str, float]
 SOURCES = ("pagemap", "log")
 ACCELS = {
     "tcg": "tcg,thread=multi",
@@ -279,6 +275,3 @@ def idle(session: Session) -> Metrics:
         for source in SOURCES
     )
     return out
-
-
-BENCHES: dict[str, Callable[[Session], Metrics]] = {"dirty": dirty, "idle": idle}

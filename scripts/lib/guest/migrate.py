@@ -2,7 +2,7 @@
 """Every way in which a guest gets from one QEMU to another.
 
 Each ends with the source stopped and the destination not yet running, so
-that their RAM can be compared (guest_ram.py).  The destination is started
+that their RAM can be compared (ram.py).  The destination is started
 with `-incoming defer` and `-S`.  With postcopy, too: a destination that is
 not to run takes all the pages nevertheless, and none of them changes.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from qemu_guest import Guest, GuestError, adopt
+from guest.qemu import Guest, GuestError, adopt
 
 #: Patience with any machine: whoever waits so long has failed.
 PATIENCE_S = 300.0

@@ -3,7 +3,7 @@
 
 The yardstick for merging: no engine can save more than this.  Reads a guest's
 RAM through /proc/PID/mem, so it takes the rights of a debugger.  Leaves to
-others: merging, and what is done with the figures (bench_guests.py).
+others: merging, and what is done with the figures (bench/guests.py).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 One `Run`: guests are booted with nothing merging, their resident memory is
 taken as "before", then merging starts and samples are taken until nothing
 more is gained; then every guest verifies all it has.  The demo shows this,
-the bench `guests` compares it.  Leaves to others: guests (qemu_guest.py), the
-kernel's knobs (ksmsys.py), presentation.
+the bench `guests` compares it.  Leaves to others: guests (qemu.py), the
+kernel's knobs (host/ksmsys.py), presentation.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import ksmsys
-from ksm_guard import guard
-from qemu_guest import Guest, GuestError, GuestSpec, pool_size
+from guest.qemu import Guest, GuestError, GuestSpec, pool_size
+from host import ksmsys
+from host.ksm_guard import guard
 
 MIB = 1 << 20
 #: "plain" is QEMU's own memory-backend-ram with the kernel's ksmd

@@ -3,7 +3,7 @@
 
 What a migration has to answer for: the source has stopped for good, the
 destination has not begun to run, so whatever differs was lost on the way.
-Leaves to others: guests (qemu_guest.py), migrations (guest_migrate.py).
+Leaves to others: guests (qemu.py), migrations (migrate.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qemu_guest import Guest
+from guest.qemu import Guest
 
 PAGE = 4096
 

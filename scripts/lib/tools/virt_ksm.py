@@ -31,18 +31,19 @@ from urllib.parse import urlsplit
 
 from lxml import etree
 
+from host.exits import Failure, Lacking
+from host.paths import TOP
+
 # not by `import`: for mypy, the directory libvirt/ of this repository would be
 # the module of that name
 libvirt: Any = importlib.import_module("libvirt")
 libvirt_qemu: Any = importlib.import_module("libvirt_qemu")
 
-HERE = Path(__file__).resolve().parent
 QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 NOTE = "urn:qemu-ksm:virt-ksm:1"
 BACKEND = "memory-backend-ksm"
 OBJECT_ID = "ksm0"
 WRAPPER_DIR = Path("/usr/local/libexec/qemu-ksm")
-EXIT_LACKING = 3
 
 #: What may be given for the object, and how the native <ksm/> calls it.
 TUNABLES = {
@@ -57,12 +58,8 @@ TUNABLES = {
 Element = Any  # lxml has no types of its own
 
 
-class Refused(Exception):
+class Refused(Failure):
     """The domain cannot be changed; the text says why and what to do."""
-
-
-class Lacking(Exception):
-    """Something this machine has not got; the text says what."""
 
 
 @dataclass
@@ -317,7 +314,7 @@ def install_wrapper(real: Path, directory: Path) -> None:
             )
         if not link.is_symlink():
             link.symlink_to(real)
-        source = HERE.parent / "qemu-ksm-emulator"
+        source = TOP / "scripts/qemu-ksm-emulator"
         if not wrapper.exists() or wrapper.read_bytes() != source.read_bytes():
             # a new file has a new ctime, by which libvirt probes again
             new = wrapper.with_name(f".{wrapper.name}.new")
@@ -616,16 +613,5 @@ def main() -> int:
         args.local = not urlsplit(connection.getURI()).hostname
         args.host_warnings = host_warnings(args.tunables) if args.local else []
         return change(connection, domain, args)
-    except Refused as error:
-        print(f"virt-ksm: {error}", file=sys.stderr)
-        return 1
-    except Lacking as error:
-        print(f"virt-ksm: {error}", file=sys.stderr)
-        return EXIT_LACKING
     except libvirt.libvirtError as error:
-        print(f"virt-ksm: {error.get_error_message()}", file=sys.stderr)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise Failure(error.get_error_message()) from error

@@ -13,18 +13,13 @@ question for plain memory (tests/bench/balloon.c).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
-from typing import TYPE_CHECKING
 
-from memcg import Group
-from qemu_guest import Guest, GuestError, GuestSpec, guest_image, need_qemu
+from bench.harness import Metrics, Session
+from guest.qemu import Guest, GuestError, GuestSpec, guest_image, need_qemu
+from host.cgroup import Group
 
-if TYPE_CHECKING:
-    from bench import Session
-
-Metrics = dict[str, float]
 MIB = 1 << 20
 POLICIES = ("eager", "lazy", "auto")
 DEVICE = ("-device", "virtio-balloon-pci,free-page-reporting=on")
@@ -69,7 +64,7 @@ def balloon_guest(session: Session) -> Metrics:
     with ExitStack() as stack:
         guests: dict[str, tuple[Guest, Group | None]] = {}
         for policy in POLICIES:
-            group = Group.make()
+            group = Group.make_or_none()
             if group:
                 stack.callback(group.remove)
             spec = GuestSpec(
@@ -111,6 +106,3 @@ def balloon_guest(session: Session) -> Metrics:
             metrics["eager_take_s"] / metrics[f"{policy}_take_s"]
         )
     return metrics
-
-
-BENCHES: dict[str, Callable[[Session], Metrics]] = {"balloon-guest": balloon_guest}

@@ -3,7 +3,7 @@
 
 Boots guests, starts merging, shows a live table until nothing more is gained,
 has every guest verify all its data, and sums up.  Leaves to others: the run
-itself (guest_run.py), guests (qemu_guest.py), the comparison with published
+itself (guest/run.py), guests (guest/qemu.py), the comparison with published
 results (scripts/bench).
 """
 
@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-import ksmsys
-import guest_run
-from guest_run import BY_KERNEL, MIB, Run, RunResult, Sample
-from qemu_guest import TOP, GuestError, accelerator, guest_image, need_qemu
+from guest import run as guest_run
+from guest.qemu import accelerator, guest_image, need_qemu
+from guest.run import BY_KERNEL, MIB, Run, RunResult, Sample
+from host.exits import Lacking
+from host.paths import TOP
 
-EXIT_LACKING = 3
 OUTPUT = TOP / "build/demo"
 
 out = Console(highlight=False)
@@ -252,12 +252,11 @@ def check_room(guests: int, memory: int) -> None:
     # QEMU itself takes some 150 MiB for a guest under TCG
     needed = guests * (memory + 150)
     if available and needed > available:
-        err.print(
-            f"demo: {guests} guests of {memory} MiB need {needed} MiB before they "
+        raise Lacking(
+            f"{guests} guests of {memory} MiB need {needed} MiB before they "
             f"are merged, and this machine has {available} MiB available; "
             "choose fewer with --guests or smaller ones with --memory"
         )
-        raise typer.Exit(EXIT_LACKING)
 
 
 def on_signal(number: int, frame: FrameType | None) -> None:
@@ -311,19 +310,12 @@ def demo(
     scopes = (
         ["plain", "host", "zero", "vm"] if scope is Scope.compare else [scope.value]
     )
-    try:
-        need_qemu()
-        image = guest_image()
-        results = []
-        for each in scopes:
-            results.append(measure(each, guests, memory, seconds, image))
-            summary(results[-1])
-    except ksmsys.KsmUnavailable as error:
-        err.print(f"demo: {error}")
-        raise typer.Exit(EXIT_LACKING) from None
-    except GuestError as error:
-        err.print(f"demo: {error}", markup=False)
-        raise typer.Exit(1) from None
+    need_qemu()
+    image = guest_image()
+    results = []
+    for each in scopes:
+        results.append(measure(each, guests, memory, seconds, image))
+        summary(results[-1])
     if len(results) > 1:
         comparison(results)
     picture = OUTPUT / "savings.png"
@@ -341,10 +333,11 @@ def demo(
         raise typer.Exit(1)
 
 
-if __name__ == "__main__":
+def main() -> int:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(demo)
     try:
         app()
     except KeyboardInterrupt:
-        sys.exit(130)
+        return 130
+    return 0

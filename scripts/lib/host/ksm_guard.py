@@ -16,7 +16,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import ksmsys
+from host import ksmsys
+from host.paths import TOP
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def guard() -> Iterator[None]:
         # a session of its own: neither Ctrl-C nor a killed process group
         # reaches it
         process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, TOP / "scripts/lib/launch.py", "host.ksm_guard"],
             stdin=reader,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -41,7 +42,7 @@ def guard() -> Iterator[None]:
         process.wait()
 
 
-def main() -> None:
+def main() -> int:
     while os.read(0, 1):
         pass
     if ksmsys.SAVED.exists():
@@ -51,7 +52,4 @@ def main() -> None:
                 pass
         except (ksmsys.KsmUnavailable, OSError) as error:
             print(f"KSM's knobs could not be restored: {error}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

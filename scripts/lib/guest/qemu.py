@@ -5,7 +5,7 @@ A guest's QMP monitor and its serial ports are socket pairs, so nothing is
 made in any directory, and QEMU is killed by the kernel when the process that
 started it dies, however that happens.  Used by the demo, the benches and the
 end-to-end tests.  Leaves to others: the image (guest-image), the program in
-the guest (guest-agent.c), what to measure.
+the guest (tests/guest/guest-agent.c), what to measure.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ from typing import Any
 from qemu.qmp import QMPError
 from qemu.qmp.legacy import QEMUMonitorProtocol
 
-TOP = Path(__file__).resolve().parents[2]
+from host.exits import Failure, Lacking
+from host.paths import TOP
+
 #: Debian's firmware, for a QEMU that was not told where it is
 FIRMWARE = ("/usr/share/seabios", "/usr/share/qemu", "/usr/lib/ipxe/qemu")
 #: A guest under TCG boots in seconds; on a machine that is busy with other
 #: things it may take minutes.  Nothing is measured with this.
 BOOT_TIMEOUT = 300.0
+MAKE_IMAGE = TOP / "scripts/lib/guest/guest-image"
 FILES = ("vmlinuz", "initrd", "root.img")
 
 
-class GuestError(RuntimeError):
+class GuestError(Failure):
     """A guest did not do what it should; the text has its last words."""
 
 
@@ -60,8 +63,8 @@ def need_qemu() -> Path:
             stdin=subprocess.DEVNULL,
             stdout=2,
         )
-        if done.returncode == 3:
-            raise SystemExit(3)
+        if done.returncode == Lacking.code:
+            raise Lacking("scripts/build-qemu cannot build QEMU here")
         if done.returncode or not binary.exists():
             raise GuestError("scripts/build-qemu failed, so there is no QEMU to run")
     return binary
@@ -70,15 +73,15 @@ def need_qemu() -> Path:
 def guest_image() -> Path:
     """The directory with vmlinuz, initrd and root.img, made if need be."""
     done = subprocess.run(
-        [TOP / "scripts/lib/guest-image"],
+        [MAKE_IMAGE],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
     )
-    if done.returncode == 3:
-        raise SystemExit(3)
+    if done.returncode == Lacking.code:
+        raise Lacking(f"{MAKE_IMAGE} cannot make the guest here")
     if done.returncode:
-        raise GuestError("scripts/lib/guest-image failed, so there is no guest to run")
+        raise GuestError(f"{MAKE_IMAGE} failed, so there is no guest to run")
     return Path(done.stdout.strip())
 
 

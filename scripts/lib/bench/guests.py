@@ -4,8 +4,8 @@
 `guests` holds each scope against plain QEMU with ksmd at full speed, in one
 run: how much is saved of what is equal, after what time, for how much CPU.
 Every guest verifies all its data before figures are given.  Leaves to others:
-the runs (guest_run.py), the count of what is equal (guest_content.py), the
-harness (bench.py).
+the runs (guest/run.py), the count of what is equal (guest/content.py), the
+harness (harness.py).
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
-import guest_content
-import bench_balloon_guest
-import ksmsys
-from guest_run import BY_KERNEL, MIB, Run, RunResult, Sample
-from qemu_guest import (
+from bench.harness import Metrics, Session
+from guest import content
+from guest.qemu import (
     Guest,
     GuestError,
     GuestSpec,
@@ -28,24 +25,20 @@ from qemu_guest import (
     need_qemu,
     probe_scope,
 )
-
-if TYPE_CHECKING:
-    from bench import Session
-
-Metrics = dict[str, float]
+from guest.run import BY_KERNEL, MIB, Run, RunResult, Sample
 
 #: "at full speed", as 2009's table has it, and without the smart scan of 2023,
 #: with which ksmd saves less in the first minutes
 KSMD_FULL = {"pages_to_scan": 99999, "sleep_millisecs": 0, "smart_scan": 0}
 
 
-def contents(run: Run) -> list[guest_content.Content]:
+def contents(run: Run) -> list[content.Content]:
     """What the guests of a run hold, all stopped at one time."""
     for guest in run.guests:
         guest.qmp("stop")
     found = []
     for guest in run.guests:
-        found.append(guest_content.read(guest.pid, guest.ram()))
+        found.append(content.read(guest.pid, guest.ram()))
     for guest in run.guests:
         guest.qmp("cont")
     return found
@@ -58,7 +51,7 @@ def measure(
     image: Path,
     seconds: float,
     say: Callable[[str], None],
-) -> tuple[RunResult, list[guest_content.Content]]:
+) -> tuple[RunResult, list[content.Content]]:
     """One run; what was equal before it merged comes with it."""
 
     def show(sample: Sample) -> None:
@@ -117,18 +110,18 @@ def guests(session: Session) -> Metrics:
     # several guests, the kernel merging across them
     for scope, name in (("plain", "ksmd"), ("host", "host")):
         result, found = measure(scope, number, memory, image, limit, session.say)
-        metrics |= metrics_of(name, result, guest_content.achievable(found))
+        metrics |= metrics_of(name, result, content.achievable(found))
 
     # one guest, merged within itself
     single, found = measure("plain", 1, memory, image, limit, session.say)
-    metrics |= metrics_of("ksmd_single", single, guest_content.achievable(found))
+    metrics |= metrics_of("ksmd_single", single, content.achievable(found))
     for scope in ("zero", "vm"):
         reason = probe_scope(image, scope)
         if reason:
             session.note(f"scope={scope} cannot be had here: {reason.splitlines()[0]}")
             continue
         result, found = measure(scope, 1, memory, image, limit, session.say)
-        worth = guest_content.achievable_worth(found[0], scope)
+        worth = content.achievable_worth(found[0], scope)
         metrics |= metrics_of(scope, result, worth)
         # the CPU ksmd needs for as much of such a guest
         ours, theirs = result.cpu_to(0.95), single.cpu_to(0.95, result.saved_mib)
@@ -205,18 +198,6 @@ def make_images(directory: Path, number: int = 2, memory_mib: int = 512) -> list
             guest.wait_ready()
             guest.verify()
             guest.qmp("stop")
-            guest_content.save_image(guest.pid, guest.ram(), path)
+            content.save_image(guest.pid, guest.ram(), path)
         paths.append(path)
     return paths
-
-
-def available() -> str | None:
-    """Why these benches cannot run here, or None."""
-    return ksmsys.why_not_controllable()
-
-
-BENCHES: dict[str, Callable[[Session], Metrics]] = {
-    "guests": guests,
-    "guest-stall": guest_stall,
-    **bench_balloon_guest.BENCHES,
-}

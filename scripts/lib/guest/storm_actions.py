@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from qemu_guest import adopt
-from storm import (
+from guest.qemu import adopt
+from guest.storm import (
     BALLOON_MIB,
     DIMM_MIB,
     GUEST_S,
@@ -28,7 +28,7 @@ from storm import (
     action,
     flavour,
 )
-from storm_watch import Refused, StormError
+from guest.storm_watch import Refused, StormError
 
 MIGRATION_S = 120.0
 

@@ -22,27 +22,27 @@ import hashlib
 import json
 import os
 import re
-import sys
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TOP = Path(__file__).resolve().parents[2]
+from host.exits import Failure, WrongUse
+from host.paths import TOP
+
 DEFAULT_TABLE = TOP / "scripts" / "graft.toml"
 RECORD = ".graft.json"
-EXIT_USAGE = 2
 
 Lines = list[str]
 Version = tuple[int, ...]
 
 
-class GraftError(Exception):
+class GraftError(Failure):
     """The tree cannot be grafted; the text says why, one problem per line."""
 
 
-class TableError(Exception):
+class TableError(WrongUse):
     """The table itself is wrong; the text names table and entry."""
 
 
@@ -439,14 +439,5 @@ def main() -> int:
     mode = "check" if args.check else "remove" if args.remove else "graft"
     try:
         return run(args.table, args.tree, mode)
-    except TableError as error:
-        print(f"graft: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except (GraftError, OSError) as error:
-        for line in str(error).split("\n"):
-            print(f"graft: {line}", file=sys.stderr)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    except OSError as error:
+        raise GraftError(str(error)) from error

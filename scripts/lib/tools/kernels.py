@@ -32,10 +32,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qemu_guest import FIRMWARE, GuestError, need_qemu
+from guest.qemu import FIRMWARE, GuestError, need_qemu
+from host.exits import Lacking, WrongUse
+from host.paths import TOP
 
-TOP = Path(__file__).resolve().parents[2]
 LOGS = TOP / "build" / "check"
+FETCH = TOP / "scripts/lib/guest/guest-kernel"
 #: Debian's releases: the one with a kernel that is refused, the one after it,
 #: and the next, whose kernel is the newest
 RELEASES = ("bookworm", "trixie", "forky")
@@ -79,7 +81,7 @@ ln -s /tmp /var/tmp
 if mount -t cgroup2 cgroup /sys/fs/cgroup; then
     echo +memory >/sys/fs/cgroup/cgroup.subtree_control
 fi
-# not from the start: see qemu_guest.py
+# not from the start: see guest/qemu.py
 for cpu in /sys/devices/system/cpu/cpu[1-9]; do
     echo 1 >$cpu/online
 done
@@ -259,7 +261,7 @@ def initramfs(busybox: Path, build: Path, tests: Sequence[Test]) -> bytes:
 def fetch_kernel(release: str) -> Path | str:
     """The directory of a release's kernel, or why there is none."""
     done = subprocess.run(
-        [TOP / "scripts/lib/guest-kernel", release],
+        [FETCH, release],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -268,10 +270,10 @@ def fetch_kernel(release: str) -> Path | str:
     sys.stdout.write(done.stderr)
     sys.stdout.flush()
     why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    if done.returncode == 3:
+    if done.returncode == Lacking.code:
         return why
     if done.returncode:
-        raise GuestError(f"scripts/lib/guest-kernel {release} failed: {why}")
+        raise GuestError(f"{FETCH} {release} failed: {why}")
     return Path(done.stdout.strip())
 
 
@@ -454,7 +456,7 @@ def run_kernel(
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="kernels.py", description="Runs libksm's tests on Debian's kernels."
+        prog="kernels", description="Runs libksm's tests on Debian's kernels."
     )
     parser.add_argument("build", type=Path, help="a build directory of libksm")
     parser.add_argument(
@@ -493,8 +495,7 @@ def main() -> int:
     if args.test:
         tests = [test for test in tests if test.name in args.test]
     if not tests:
-        print("kernels.py: there is no such test")
-        return 2
+        raise WrongUse("there is no such test")
     LOGS.mkdir(parents=True, exist_ok=True)
     total = Outcome()
     for release in args.release or (QUICK_RELEASES if args.quick else RELEASES):
@@ -515,6 +516,3 @@ def main() -> int:
     )
     return 1 if total.failed or not total.passed + len(total.skipped) else 0
 
-
-if __name__ == "__main__":
-    sys.exit(main())

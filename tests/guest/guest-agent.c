@@ -39,7 +39,7 @@
  * On the host `guest-agent --manifest DIR` prints the checksums.
  *
  * Leaves to others: the image (guest-image), starting guests and talking to
- * this (qemu_guest.py).
+ * this (guest/qemu.py of scripts/lib).
  */
 
 /* for O_DIRECT */
@@ -980,7 +980,7 @@ static void change_root(void)
 
 /*
  * The CPUs that the kernel left alone (maxcpus=1): not before the devices
- * have their drivers, see qemu_guest.py.
+ * have their drivers, see qemu.py.
  */
 static void start_cpus(void)
 {

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from host.exits import Lacking
+
 KSM = Path("/sys/kernel/mm/ksm")
 LOCK = Path(os.environ.get("QEMU_KSM_LOCK", "/run/lock/qemu-ksm-knobs"))
 SAVED = LOCK.with_name(LOCK.name + ".saved")
@@ -34,7 +36,7 @@ KNOBS = (
 )
 
 
-class KsmUnavailable(RuntimeError):
+class KsmUnavailable(Lacking):
     """KSM cannot be controlled here; the text says why and what to do."""
 
 
@@ -210,3 +212,9 @@ class KsmKnobs:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def main() -> int:
+    """For scripts/demo."""
+    print(why_not_controllable() or "")
+    return 0

@@ -27,7 +27,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import tomllib
@@ -37,7 +36,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-TOP = Path(__file__).resolve().parent.parent.parent
+from host.exits import Failure
+from host.paths import TOP
+
 LIBKSM = TOP / "subprojects/libksm"
 WORK = TOP / "build/mutate"
 EQUIVALENT = Path(__file__).with_name("mutate-equivalent.toml")
@@ -424,9 +425,7 @@ class Job:
             )
         for test in TESTS:
             if not self.make(test):
-                raise SystemExit(
-                    f"mutate: test-{test.label} does not build: {self.log}"
-                )
+                raise Failure(f"test-{test.label} does not build: {self.log}")
 
     def must(self, *command: str | Path) -> None:
         with self.log.open("ab") as log:
@@ -439,7 +438,7 @@ class Job:
                 check=False,
             ).returncode
         if code:
-            raise SystemExit(f"mutate: {command[0]} failed: {self.log}")
+            raise Failure(f"{command[0]} failed: {self.log}")
 
     def make(self, test: Test) -> bool:
         with self.log.open("wb") as log:
@@ -682,7 +681,7 @@ def main() -> int:
         description="Changes libksm one small thing at a time, and tells which "
         "changes no test notices.",
         epilog="score: killed / (those that compile - those listed as equivalent in "
-        "scripts/lib/mutate-equivalent.toml); raw: without that list.",
+        "scripts/lib/tools/mutate-equivalent.toml); raw: without that list.",
     )
     parser.add_argument("--sample", type=int, metavar="N", help="N lines at random")
     parser.add_argument("--seed", type=int, default=1, help="of that choice")
@@ -730,6 +729,3 @@ def main() -> int:
     run_all(mutants, results, max(args.jobs, 1))
     return report(mutants, results, args.json)
 
-
-if __name__ == "__main__":
-    sys.exit(main())
