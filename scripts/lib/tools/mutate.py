@@ -352,9 +352,15 @@ def mutants_of(source: Source) -> Iterator[Mutant]:
             seen[alike] += 1
 
 
+def source(root: Path, name: str) -> Path:
+    """The file of that name, in whichever directory it is."""
+    (path,) = (root / "src").glob(f"**/{name}")
+    return path
+
+
 def all_mutants(root: Path) -> list[Mutant]:
     found: list[Mutant] = []
-    for path in sorted((root / "src").glob("*.c")):
+    for path in sorted((root / "src").glob("**/*.c"), key=lambda path: path.name):
         found += mutants_of(Source(path.name, path.read_text()))
     return found
 
@@ -482,7 +488,7 @@ class Job:
         return "" if code in (0, 77) else f"exit {code}"
 
     def write(self, name: str, text: str) -> None:
-        path = self.tree / "src" / name
+        path = source(self.tree, name)
         if path.read_text() != text:
             path.write_text(text)
 
@@ -511,7 +517,7 @@ def order(mutant: Mutant, usable: dict[str, float]) -> list[Test]:
 
 
 def judge(job: Job, mutant: Mutant, usable: dict[str, float]) -> Outcome:
-    original = (LIBKSM / "src" / mutant.file).read_text()
+    original = source(LIBKSM, mutant.file).read_text()
     start = time.monotonic()
     try:
         job.write(
@@ -558,7 +564,7 @@ class Results:
         """@keep: "nothing"; of the "same" tests; or what other ones "killed", too."""
         self.path = WORK / "results.json"
         self.lock = threading.Lock()
-        self.sources = digest(list(LIBKSM.glob("src/*.[ch]")))
+        self.sources = digest(list(LIBKSM.glob("src/**/*.[ch]")))
         self.tests = digest([*LIBKSM.glob("tests/*.[ch]"), Path(__file__)])
         self.known: dict[str, Outcome] = {}
         if keep == "nothing" or not self.path.exists():
