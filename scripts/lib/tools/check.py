@@ -270,6 +270,8 @@ def step_style(step: Step) -> Result:
     result.add(step.simple("ruff check", "ruff", "check", *python))
     result.add(step.simple("ruff format", "ruff", "format", "--check", *python))
     result.add(step.simple("mypy", "mypy", "--no-error-summary", "scripts/lib"))
+    result.add(step.simple("floors of scripts/lib", *PROGRAM, "tools.floors"))
+    result.add(step.pytest("floors", "tests/floors"))
     result.add(step.simple("shellcheck", "shellcheck", "-x", *shell_scripts()))
     missing = without_licence()
     result.add(
