@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Benches of what it costs to know which pages a guest writes.
+"""Benches of the cost of knowing which pages a guest writes.
 
 dirty: the boot sector of tests/qtest/ksm-payload-test.c writes to each of its
-pages, over and over, as fast as it can: how much slower does it get when the
-engine looks on, for each accelerator and dirty source, and what CPU does the
-engine take?  idle: a Debian guest of 4 GiB that does nothing.  Run by
+pages, over and over, as fast as it can: how much does each dirty source slow
+it down under each accelerator, and how much CPU does the engine take?  idle: a Debian guest of 4 GiB that does nothing.  Run by
 scripts/bench.
 """
 
@@ -269,7 +268,7 @@ def idle(session: Session) -> Metrics:
     out: Metrics = {"idle_guest_gib": mib / 1024}
     for source in SOURCES:
         out |= idle_cpu(session, source, guest_image(), mib)
-    # the log is asked by the main loop, which counts what that takes
+    # the main loop reads the log, and counts its own time
     out["idle_cpu_percent"] = max(
         out[f"{source}_engine_cpu_percent"] + out[f"{source}_log_cpu_percent"]
         for source in SOURCES

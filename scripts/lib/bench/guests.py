@@ -63,8 +63,8 @@ def measure(
         run.boot(show)
         found = contents(run)
         run.start()
-        # ksmd splits a huge page in one pass and merges in a later one: what
-        # it has not gained for a while may come yet
+        # ksmd splits a huge page in one pass and merges in a later one:
+        # its gains may pause
         run.merge(
             seconds, show, interval=0.25, settle_s=30 if scope in BY_KERNEL else 10
         )

@@ -303,7 +303,7 @@ def balloon_row(
     # per thread: enough in all for a limit to bite
     mib = max(32, 256 // (processes * threads))
     runs: dict[str, list[Metrics]] = {policy: [] for policy in BALLOON_POLICIES}
-    # what auto must not lose to eager is less than single runs differ
+    # single runs differ by more than auto may lose to eager
     close = ("eager", "auto") if pressure else ()
     for turn in range(1 if s.quick else 7 if close else 3):
         for policy, list_ in runs.items():
@@ -315,13 +315,13 @@ def balloon_row(
                 "threads": threads,
                 "reuse": reuse,
                 "mib": mib,
-                # under pressure what happens at its beginning counts for less
+                # longer under pressure: the beginning counts for less
                 "ms": (1000 if s.quick else 2000) if pressure else 1000,
             }
             if not pressure:
                 run = s.worker("balloon", **args)
             else:
-                # half of what is touched, and room for the processes
+                # half of the touched memory, and room for the processes
                 limit = (processes * threads * mib // 2 + processes * 8 + 8) << 20
                 with s.cgroup(limit):
                     run = s.worker("balloon", cgroup=1, **args)

@@ -39,7 +39,7 @@ def _pieces(
                 pagemap, length // PAGE * 8, (start + offset) // PAGE * 8
             )
             there = (np.frombuffer(entries, dtype=np.uint64) & _PRESENT_OR_SWAPPED) != 0
-            # what is not there would come into being by being read
+            # reading an absent page would allocate it
             content = os.pread(memory, length, start + offset) if there.any() else b""
             yield offset // PAGE, content, there
     finally:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from guest.qemu import Guest, GuestError, adopt
 
-#: Patience with any machine: whoever waits so long has failed.
+#: On any machine, a migration that takes longer has failed.
 PATIENCE_S = 300.0
 
 
@@ -36,7 +36,7 @@ class Pace:
 
 
 def _capabilities(guests: tuple[Guest, ...], *names: str) -> None:
-    """These are on, and what an earlier migration has left is off."""
+    """Turns these on, and off all others of an earlier migration."""
     for guest in guests:
         guest.qmp(
             "migrate-set-capabilities",
@@ -143,7 +143,7 @@ def mapped_ram(source: Guest, target: Guest, pace: Pace) -> None:
 
 
 def _cancelled(source: Guest, pace: Pace, stop: bool = False) -> None:
-    """One that ends after some of RAM has been sent to nobody."""
+    """Sends some of RAM to /dev/null, and cancels that."""
     _pace(source, pace.slow, 1)
     source.qmp("migrate", uri="exec:cat >/dev/null")
     _wait_rounds(source, 0)

@@ -661,7 +661,7 @@ def probe_scope(image: Path, scope: str) -> str | None:
 
 
 def adopt(source: Guest, target: Guest) -> None:
-    """After a migration: what is known of the guest moves along."""
+    """After a migration: target takes over the record of the guest."""
     target.events = list(source.events)
     target.state = dict(source.state)
     target.failures = list(source.failures)

@@ -34,7 +34,7 @@ def differing(one: Path, other: Path) -> list[int]:
 
 
 def describe(one: Path, other: Path, pages: list[int]) -> str:
-    """Where they differ, for whoever has to find out why."""
+    """Where they differ, in hexadecimal."""
     lines = [f"{len(pages)} pages differ:"]
     for page in pages[:8]:
         texts = []

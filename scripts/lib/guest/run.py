@@ -28,8 +28,8 @@ SCOPES = ("plain", "host", "zero", "vm")
 #: Who merges: the kernel's thread, or QEMU itself
 BY_KERNEL = ("plain", "host")
 #: ksmd's speed for the demo: some 100,000 pages a second.  Smart scan skips
-#: pages that found no equal for a while; in the first minutes, which are what
-#: is watched here, it only keeps ksmd from what it could save.
+#: pages that found no equal for a while; in the first minutes, the ones shown
+#: here, ksmd saves less with it.
 KSMD_FAST = {"pages_to_scan": 2000, "sleep_millisecs": 10, "smart_scan": 0}
 
 #: A Ctrl-C came.  Once, under load, the exception it raises did not end the

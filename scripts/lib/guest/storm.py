@@ -4,8 +4,8 @@
 `Storm(seed, image, directory).run(seconds)`: what is done, to what, and beside
 what else, is drawn from the seed, so that the same seed makes the same
 sequence; each step draws from a generator of its own, so that a step that
-turned out differently does not change those after it.  When things happen is
-the machine's affair, and no seed replays that.
+turned out differently does not change those after it.  No seed replays
+the timing.
 
 The guest moves: a migration, a file it was saved to or a background snapshot
 becomes the guest, in a QEMU with another scope, another source of dirty
@@ -43,8 +43,8 @@ MIB = 1 << 20
 MEMORY_MIB = 384
 DIMM_MIB = 128
 SCRATCH_MIB = 48
-#: What the guest holds at most in memory of its own, and what the balloon
-#: leaves it at least: with its kernel, programs and files it must not run out.
+#: The agent's own memory at most, and the guest's after ballooning at least:
+#: beside its kernel, programs and files the guest must not run out of memory.
 OWN_MIB = 80
 BALLOON_MIB = 304
 #: How long the guest may take to answer; it may be in the middle of work.
@@ -297,8 +297,8 @@ class Storm:
         self.qmp("qom-set", vm, path=OBJECT, property=name, value=value)
 
     def send(self, line: str) -> None:
-        """A command for the guest, whose end nobody waits for."""
-        # what may be left of a line that was cut ends here
+        """Gives the guest a command and does not wait for its end."""
+        # the newline ends a line that may have been cut
         self.vm.guest.send("\n" + line)
 
     def settle(self) -> dict[str, Any]:
@@ -378,7 +378,7 @@ class Storm:
         self._check_flags()
 
     def _check_flags(self) -> None:
-        """Scopes zero and vm are nobody else's; what is not dumped is not."""
+        """ksmd may not merge scopes zero and vm; dump=off holds."""
         vm = self.vm
         if not vm.flavour.ours:
             return

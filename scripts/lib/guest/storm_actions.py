@@ -175,7 +175,7 @@ def do_tune(storm: Storm, rng: Random) -> object:
 
 @action(3, beside=True)
 def do_absurd(storm: Storm, rng: Random) -> object:
-    """Values that nobody can want, and what cannot change any more."""
+    """Invalid values, and properties that cannot change any more."""
     name = rng.choice(list(TUNABLES) + list(FIXED))
     values = TUNABLES[name][1] if name in TUNABLES else FIXED[name]
     value = rng.choice(values)
@@ -358,7 +358,7 @@ def do_dimm(storm: Storm, rng: Random) -> object:
         storm.qmp("device_add", driver="pc-dimm", id="dimm0", memdev="mem0")
         storm.settle()
         return "plugged"
-    # it needs room for what is there
+    # the guest needs room for the DIMM's content
     balloon_takes(storm, 0)
     storm.settle()
     try:

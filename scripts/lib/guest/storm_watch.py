@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the storm holds a QEMU and its guest to, whatever is done to them.
+"""What must hold for a QEMU and its guest all through a storm.
 
 A monitor whose every answer has a time limit, the figures of query-ksm-stats
 that cannot be, lines that QEMU or the guest's kernel must not say, and flags
@@ -171,7 +171,7 @@ def stats_wrongs(now: dict[str, Any], before: dict[str, Any] | None) -> list[str
 
 # --- words -----------------------------------------------------------------
 
-#: What a guest's kernel says when its memory or a device is not what it was.
+#: A guest's kernel says so when its memory or a device is damaged.
 #: "Call Trace" alone is not such a word: one that cannot empty a memory module
 #: prints that, too.
 GUEST_BAD = re.compile(
@@ -188,7 +188,7 @@ QEMU_MAY_SAY: dict[str, str] = {
 
 
 def qemu_wrongs(lines: list[str], expected: list[str]) -> list[str]:
-    """Lines of stderr that nobody has a reason for."""
+    """Lines of stderr without a known reason."""
     allowed = [re.compile(text) for text in (*QEMU_MAY_SAY, *expected)]
     return [
         line
@@ -285,7 +285,7 @@ class Watcher:
                 monitor.close()
 
     def last(self, name: str) -> str:
-        """In a few words what was seen last, for the log."""
+        """The last figures in a few words, for the log."""
         _, stats = self._watched.get(name, (None, None))
         if not stats or not stats["backends"]:
             return "no backend"

@@ -47,7 +47,7 @@ def main() -> int:
         pass
     if ksmsys.SAVED.exists():
         try:
-            # whoever holds the lock now has healed them when it took it
+            # a holder of the lock has healed them when it took it
             with ksmsys.KsmKnobs(timeout=5):
                 pass
         except (ksmsys.KsmUnavailable, OSError) as error:

@@ -383,7 +383,7 @@ def step_kernels(step: Step) -> Result:
 
 def step_kernels_quick(step: Step) -> Result:
     result = kernels(step, "--quick")
-    # what is made of what a guest says: QEMU is there by now
+    # how a guest's words count: by now QEMU is there
     result.add(step.pytest("kernels", "tests/kernels"))
     return result
 
@@ -492,4 +492,3 @@ def main() -> int:
         f"{len(total.skipped)} skipped"
     )
     return 1 if total.failed or not total.passed else 0
-

@@ -236,7 +236,7 @@ def digest(data: bytes) -> str:
 
 
 class Tree:
-    """A source tree: what is in it and what it is to become."""
+    """A source tree: its content, and the content it is to have."""
 
     def __init__(self, path: Path, record: str = RECORD) -> None:
         self.path = path
@@ -312,7 +312,7 @@ class Tree:
             {path: digest(data) for path, data in copies.items()},
             [(item.path, item.lines) for item in plan.insertions],
         )
-        # whoever is killed in the middle leaves a record that covers both
+        # if we are killed in the middle, the record covers both
         self._save(
             Record(
                 {**self.record.copies, **new.copies},

@@ -52,7 +52,7 @@ CPUS = 2
 BOOT_SECONDS = 180
 #: Emulated, and the machine has other things to do.
 SLOWER = 8
-#: The CPU is, for what the engine measures of itself (tests/slower.h).
+#: The engine sees a 300th of its CPU time (tests/slower.h).
 CPU_SLOWER = 300
 #: Every so many positions of test-fault: it is minutes otherwise.
 FAULT_STEP = 5
@@ -515,4 +515,3 @@ def main() -> int:
         f"{len(total.skipped)} skipped"
     )
     return 1 if total.failed or not total.passed + len(total.skipped) else 0
-

@@ -414,7 +414,7 @@ class Job:
 
     def prepare(self) -> None:
         shutil.rmtree(self.tree, ignore_errors=True)
-        # as new: what was built of the last mutant must not seem newer
+        # with new times: objects of the last mutant must not seem newer
         shutil.copytree(LIBKSM, self.tree, copy_function=shutil.copy)
         for asan, build in self.builds.items():
             if (build / "build.ninja").exists():
@@ -494,7 +494,7 @@ class Job:
 
 
 def environment() -> dict[str, str]:
-    # what is compiled once only need not be cached
+    # each mutant is compiled once only
     return os.environ | {"CCACHE_DISABLE": "1", "G_SLICE": "always-malloc"}
 
 
@@ -734,4 +734,3 @@ def main() -> int:
     )
     run_all(mutants, results, max(args.jobs, 1))
     return report(mutants, results, args.json)
-

@@ -365,7 +365,7 @@ def disable(root: Element) -> bool:
         elif source is not None:
             backing.remove(source)
     Note.drop(root)
-    # what was made for our sake goes, if nobody else uses it by now
+    # remove the elements that we made, unless they have become useful
     for name in note.made:
         element = root.find(name.replace("qemu:", f"{{{QEMU}}}"))
         if element is not None and len(element) == 0:

@@ -16,7 +16,6 @@ from lv_guest import Guest
 from lv_host import Connection, Embedded
 
 
-
 @pytest.fixture(scope="module")
 def host() -> Iterator[Embedded]:
     lv_host.ensure_packages()
