@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Runs a program of this directory: launch.py tools.check ARGUMENT...
 
-Python searches the directory of the file that it runs first: so the packages
-host, guest, bench and tools find each other.  Each imports itself and those
-before it, which tools/floors.py checks.  A Failure becomes a message and an
-exit code here, for all programs.
+Python puts the directory of this file first in its path: so the packages host,
+guest, bench and tools find each other.  Each imports itself and those before
+it (tools/floors.py).  For all programs, a Failure becomes message and exit
+code here.
 """
 
 import importlib

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Bench balloon-guest: memory that a Linux guest frees and takes again.
 
-The question of the MADV_FREE table of 2014 asked of whole guests: a guest
-with free page reporting takes memory, frees it, its free pages are reported,
-and it takes them again.  How long that last step takes is compared for each
-free-policy, without memory pressure, and after a memory control group had
-everything reclaimed that was lazily free.  The guests take turns, so that a
-busy host is busy for all.  Run by scripts/bench.  Leaves to others: the same
-question for plain memory (tests/bench/balloon.c).
+The MADV_FREE table of 2014, asked of guests with free page reporting: how
+long does taking the memory again last with each free-policy, without memory
+pressure and after a control group reclaimed all lazily free memory?  The
+guests take turns, so that a busy host is busy for all.  Leaves to others: the
+same question for plain memory (tests/bench/balloon.c).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Benches of the cost of knowing which pages a guest writes.
 
-dirty: the boot sector of tests/qtest/ksm-payload-test.c writes to each of its
-pages, over and over, as fast as it can: how much does each dirty source slow
-it down under each accelerator, and how much CPU does the engine take?  idle: a Debian guest of 4 GiB that does nothing.  Run by
-scripts/bench.
+dirty: the boot sector of tests/qtest/ksm-payload-test.c writes all its pages
+as fast as it can: how much does each dirty source slow it down under each
+accelerator, and how much CPU does the engine take?  idle: a Debian guest of
+4 GiB that does nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Benches with real Debian guests: `guests`, `guest-stall`, RAM images.
 
-`guests` holds each scope against plain QEMU with ksmd at full speed, in one
-run: how much is saved of what is equal, after what time, for how much CPU.
-Every guest verifies all its data before figures are given.  Leaves to others:
-the runs (guest/run.py), the count of what is equal (guest/content.py), the
-harness (harness.py).
+`guests` holds each scope against plain QEMU with ksmd at full speed: how much
+of the equal memory is saved, after what time, for how much CPU.  Every guest
+verifies all its data first.  Leaves to others: the runs (guest/run.py), the
+count of equal pages (guest/content.py).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What every bench works with: sizes, workers, rights on the machine.
 
-A bench is a function from a `Session` to its metrics.  The measuring is done
-by C workers (tests/bench/), one process per run, or by guests; here workers
-are built and run, and what they ask for is done: KSM's knobs, memory cgroups.
-Leaves to others: what is measured (workers.py and its neighbours), which
-benches there are (registry.py), showing results (tools/bench.py).
+A bench is a function from a `Session` to its metrics.  C workers (tests/bench/),
+one process per run, or guests measure; the session runs the workers and does
+what they ask for: KSM's knobs, memory cgroups.  Leaves to others: the benches
+(registry.py), showing results (tools/bench.py).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class BenchError(Failure):
 
 
 class NoEngine(Lacking):
-    """libksm refuses this machine; the text is its reason."""
+    """libksm refuses this machine."""
 
 
 class Session:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Plots of scripts/bench: PNG files beside the JSON file.
 
-Draws what was measured and nothing else; a metric that is not there leaves
-its bar out.  Leaves to others: measuring (harness.py).
+A metric that is not there leaves its bar out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Benches of libksm by the C workers of tests/bench/, each beside what it is
-held against.
+"""Benches by the C workers of tests/bench/, each beside a rival.
 
-Runs that are compared take turns, and medians are given.  Every ratio is > 1
-where libksm is better.  Leaves to others: workers and rights (harness.py).
+Rivals take turns; medians are given; every ratio is > 1 where libksm is
+better.  Leaves to others: running workers, rights (harness.py).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Real Debian guests in QEMU: start them, talk to them, never leave one behind.
 
-A guest's QMP monitor and its serial ports are socket pairs, so nothing is
-made in any directory, and QEMU is killed by the kernel when the process that
-started it dies, however that happens.  Used by the demo, the benches and the
-end-to-end tests.  Leaves to others: the image (guest-image), the program in
-the guest (tests/guest/guest-agent.c), what to measure.
+A guest's QMP monitor and serial ports are socket pairs, so no directory gets
+files, and the kernel kills QEMU when the process that started it dies.  Leaves
+to others: the image (guest-image), the program in the guest
+(tests/guest/guest-agent.c), what to measure.
 """
 
 from __future__ import annotations

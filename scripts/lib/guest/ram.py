@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The RAM of two QEMUs, page by page: is it the same?
 
-What a migration has to answer for: the source has stopped for good, the
-destination has not begun to run, so whatever differs was lost on the way.
-Leaves to others: guests (qemu.py), migrations (migrate.py).
+After a migration, with the source stopped and the destination not yet
+running, each difference is a loss.  Leaves to others: migrating (migrate.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A group of real guests whose memory is merged, measured from outside.
 
-One `Run`: guests are booted with nothing merging, their resident memory is
-taken as "before", then merging starts and samples are taken until nothing
-more is gained; then every guest verifies all it has.  The demo shows this,
-the bench `guests` compares it.  Leaves to others: guests (qemu.py), the
+One `Run` boots guests with nothing merging, takes their resident memory as
+"before", starts merging, and takes samples until nothing more is gained; then
+every guest verifies all it has.  Leaves to others: guests (qemu.py), the
 kernel's knobs (host/ksmsys.py), presentation.
 """
 

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """One guest that verifies its memory, and everything that can be done to it.
 
-`Storm(seed, image, directory).run(seconds)`: what is done, to what, and beside
-what else, is drawn from the seed, so that the same seed makes the same
-sequence; each step draws from a generator of its own, so that a step that
-turned out differently does not change those after it.  No seed replays
-the timing.
+`Storm(seed, image, directory).run(seconds)`: the seed draws what is done, to
+what, and beside what else.  Each step has a generator of its own, so that its
+course does not change the steps after it.  No seed replays the timing.
 
 The guest moves: a migration, a file it was saved to or a background snapshot
 becomes the guest, in a QEMU with another scope, another source of dirty
-information, or plain memory.  Every step is logged with what came of it.
-Leaves to others: what can be done (storm_actions.py), what must never be seen
+information, or plain memory.  Every step and its result are logged.  Leaves to
+others: the actions (storm_actions.py), what must never be seen
 (storm_watch.py), QEMU (qemu.py).
 """
 

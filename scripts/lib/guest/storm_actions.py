@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What the storm can do to a guest: one function each, chosen by its weight.
 
-Each draws from the generator it is given and returns what came of it, for the
-log; StormError is what must not happen, Refused an answer of QEMU's.  Those
-that are marked so may also be done while the guest is being migrated.  Leaves
-to others: when (storm.py).
+Each draws from the generator it is given and returns its result for the log;
+StormError: this must not happen; Refused: QEMU answered with an error.  Those
+marked so may also be done while the guest is being migrated.  Leaves to
+others: when (storm.py).
 """
 
 from __future__ import annotations

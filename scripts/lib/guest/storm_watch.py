@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What must hold for a QEMU and its guest all through a storm.
 
-A monitor whose every answer has a time limit, the figures of query-ksm-stats
-that cannot be, lines that QEMU or the guest's kernel must not say, and flags
-that all of a guest's memory must have.  Leaves to others: what is done to the
-guest (storm.py).
+A monitor whose every answer has a time limit, impossible figures of
+query-ksm-stats, forbidden lines of QEMU and of the guest's kernel, and flags
+that all of a guest's memory must have.
 """
 
 from __future__ import annotations

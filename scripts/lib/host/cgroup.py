@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Memory control groups, to put pressure on the programs in them.
-
-Version 1 or 2, whichever has the memory controller.  Leaves to others: what
-the pressure is to show.
-"""
+"""Memory control groups, version 1 or 2, to put pressure on programs."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ class NoCgroup(Failure):
 
 
 def _own_paths() -> dict[str, str]:
-    """By controller (version 2: ""), where in its hierarchy this process is."""
+    """This process's group by controller (version 2: "")."""
     found = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -33,8 +29,7 @@ def _own_paths() -> dict[str, str]:
 
 
 def _parents() -> Iterator[Path]:
-    """Groups that may have a child with a limit: first our own, last the root,
-    which is all that a container may see."""
+    """Groups that may have a child with a limit, our own first."""
     own = _own_paths()
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mount, kind, options = line.split()[:4]
@@ -47,14 +42,16 @@ def _parents() -> Iterator[Path]:
             # no group with processes can have such children, except the root
             for group in (base, base.parent, root):
                 try:
-                    (group / "cgroup.subtree_control").write_text("+memory")
+                    # r+: "w" would make the file beside a mount on a tmpfs
+                    with (group / "cgroup.subtree_control").open("r+") as control:
+                        control.write("+memory")
                 except OSError:
                     continue
                 yield group
 
 
 class Group:
-    """A memory control group of its own; made by make()."""
+    """A memory control group of its own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

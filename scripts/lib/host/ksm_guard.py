@@ -2,10 +2,9 @@
 """Puts KSM's knobs back when the program that changed them was killed.
 
 `KsmKnobs` restores them however its `with` ends, and heals what a killed
-holder left when the next one comes.  After a kill -9 nobody may come for
-weeks, though, and ksmd would run on: so a small process of its own waits for
-the end of its parent and heals at once.  Leaves to others: the knobs
-(ksmsys.py).
+holder left when the next one comes.  After a kill -9 that may take weeks, and
+ksmd would run on: so a small process waits for the end of its parent and
+heals at once.
 """
 
 from __future__ import annotations

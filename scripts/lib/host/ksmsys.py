@@ -3,8 +3,7 @@
 
 The knobs are the whole machine's.  `KsmKnobs` takes one lock for all programs
 of this project, saves the knobs, and restores them however the program ends;
-after a kill -9 the next one who takes the lock restores them from the file
-that the dead one left.  Leaves to others: what to set them to.
+after a kill -9 the next holder of the lock restores them from a file.
 """
 
 from __future__ import annotations

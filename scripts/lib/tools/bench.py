@@ -88,7 +88,8 @@ def bench(
     """Measures libksm beside the kernel's ksmd.
 
     NAMEs are those of docs/devel/ksm-bench.rst: ksmpages, rescan, smart-scan,
-    fork, stall, unit, images, balloon, guests, dirty, idle; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
+    fork, stall, unit, images, balloon, guests, dirty, idle; without one, all
+    are run.  Root is needed for ksmd's side and for memory pressure.
     """
     console = Console()
     for name in names or ():

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Runs every test of the repository and counts what passed (scripts/check).
 
-Each step is a few commands whose output goes to build/check/STEP.log as well
-as, in short, to the terminal.  Results are read from what test programs leave
-(JUnit XML) or from their closing line 'N passed, N failed, N skipped'.  A
-step that ends badly without a failed test counts as one failure.  Leaves to
-others: how a part is built (scripts/build-*), what is tested (tests/).
+Each step is a few commands with a log, build/check/STEP.log, and a short report
+on the terminal.  Results are read from JUnit XML or from a closing line
+'N passed, N failed, N skipped'.  A step that ends badly without a failed test
+counts as one failure.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 
 Boots guests, starts merging, shows a live table until nothing more is gained,
 has every guest verify all its data, and sums up.  Leaves to others: the run
-itself (guest/run.py), guests (guest/qemu.py), the comparison with published
-results (scripts/bench).
+itself (guest/run.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Does scripts/lib keep to its floors?  (scripts/check style)
 
-A module may import its own floor and those below, and no module may reach
-itself through imports.  Imports inside functions or for type checkers count.
+A module may import its own floor and those below, and imports must not form a
+circle.  Those inside functions or for type checkers count.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ def imported(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            # a relative import has no module that we would know
             yield "." * node.level + (node.module or "")
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def arrows(root: Path) -> Arrows:
-    """Which modules each module imports, of those below root."""
+    """The modules below root that each of them imports."""
     paths = {module_name(root, path): path for path in root.glob("**/*.py")}
     return {
         name: {other for other in imported(ast.parse(path.read_text())) if other}

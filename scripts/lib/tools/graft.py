@@ -4,13 +4,13 @@
 A table (TOML) names the project, the versions it is for, the files of this
 repository that are copied, and the insertions into the project's own files:
 each an anchor (lines that are there) and the lines that go before or after
-it.  So nothing of the other project is kept here, and where it has changed
-the anchor is missing and says so, rather than something wrong being built.
+it.  So we keep nothing of the other project, and where it has changed a
+missing anchor says so.
 
-All is computed before anything is written.  What was done is recorded in the
-tree (RECORD), so that a later graft first undoes the one before it and
---remove leaves the tree as it was.  Files whose content stays the same keep
-their times: a build system rebuilds only what it must.
+All is computed before anything is written.  The tree has a record (RECORD) of
+the graft: a later one first undoes it, and --remove leaves the tree as it was.
+Files whose content stays the same keep their times: a build system rebuilds
+only what it must.
 
 Leaves to others: what the lines mean (the table), fetching and building.
 """

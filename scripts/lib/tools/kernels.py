@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """libksm's tests on other kernels than this machine's (scripts/check kernels).
 
-What libksm builds on is younger than most kernels in use, and differs from
-one to the next.  So each of Debian's cloud kernels is started in QEMU, under
-TCG, with an initramfs of libksm's test programs, the libraries they need and
-busybox.  The guest writes what the tests say to its second serial port and
-ends; this program reads it, test by test.  The tests are those meson knows.
+libksm builds on calls that are younger than most kernels in use, and that
+differ from one to the next.  So each of Debian's cloud kernels is started in
+QEMU, under TCG, with an initramfs of libksm's test programs (those meson
+knows), their libraries and busybox.  The guest writes the tests' output to its
+second serial port and ends; this program reads it, test by test.
 
 A kernel before Linux 6.8 has to be refused: there a test passes when it is
-skipped for the reason that libksm gives.  What the kernel itself complains of
-counts as a failure.
+skipped for the reason that libksm gives.  A complaint of the kernel itself is
+a failure.
 
 Leaves to others: where a kernel comes from (guest-kernel), the tests.
 """
@@ -38,8 +38,7 @@ from host.paths import TOP
 
 LOGS = TOP / "build" / "check"
 FETCH = TOP / "scripts/lib/guest/guest-kernel"
-#: Debian's releases: the one with a kernel that is refused, the one after it,
-#: and the next, whose kernel is the newest
+#: Debian's releases: with a kernel that is refused, the next, and the newest
 RELEASES = ("bookworm", "trixie", "forky")
 #: of the default run of scripts/check
 QUICK_RELEASES = ("bookworm", "forky")

@@ -2,17 +2,17 @@
 """scripts/mutate: would a test notice?
 
 Makes one small change at a time to a copy of libksm (a condition negated, a
-statement dropped, a constant off by one), builds it and runs the tests, those
-that are likeliest to notice first, until one fails.  A change that none
-notices is either equivalent (nothing observable depends on it: it belongs in
-mutate-equivalent.toml, with the reason) or a gap in the tests.
+statement dropped, a constant off by one), builds it and runs the tests, the
+likeliest to notice first, until one fails.  A change that none notices is
+either equivalent (nothing observable depends on it: mutate-equivalent.toml
+lists it, with the reason) or a gap in the tests.
 
-Comments, strings, assertions, error texts and what is outside functions are
-not changed.  A mutant's identity is its file, function, text of the line and
-operator, not the line number, so that results outlive other edits.
+Comments, strings, assertions, error texts and all outside functions stay.  A
+mutant's identity is its file's name, function, text of the line and operator,
+so that results outlive moves and other edits.
 
-Results are kept in build/mutate/results.json by identity and by the content of
-sources and tests: a run that was ended goes on where it was.
+build/mutate/results.json keeps results by identity and by the content of
+sources and tests: an interrupted run goes on where it was.
 """
 
 from __future__ import annotations
