@@ -21,6 +21,8 @@
 #include "hw/mem/ksm-hooks.h"
 #include "ksm-dma.h"
 #include "ksm-guest.h"
+#include "ksm-host.h"
+#include "ksm-inhibit.h"
 #include "ksm-log.h"
 #include "ksm-runner.h"
 #include "qapi/error.h"
@@ -672,11 +674,18 @@ static void guest_init_ours(KsmGuest *guest)
     timer_mod(tick, qemu_clock_get_ms(QEMU_CLOCK_REALTIME));
 }
 
+/* In both cases: QEMU has marked it already, unless -machine mem-merge=off. */
+static int guest_advise(const KsmGuest *guest)
+{
+    return !ksm_guest_is_ours(guest) && guest->backend->tuning.run ?
+           ksm_host_merge(guest->host, guest->size) :
+           ksm_host_unmerge(guest->host, guest->size);
+}
+
 KsmGuest *ksm_guest_new(HostMemoryBackendKsm *backend)
 {
     MemoryRegion *mr = host_memory_backend_get_memory(MEMORY_BACKEND(backend));
     KsmGuest *guest = g_new0(KsmGuest, 1);
-    bool host = backend->scope == MEMORY_KSM_SCOPE_HOST;
 
     guest->backend = backend;
     guest->id = g_strdup(object_get_canonical_path_component(OBJECT(backend)));
@@ -685,13 +694,8 @@ KsmGuest *ksm_guest_new(HostMemoryBackendKsm *backend)
     guest->size = memory_region_size(mr);
     guest->dump = -1;
     qemu_mutex_init(&guest->lock);
-    /*
-     * Explicitly in both cases: unless -machine mem-merge=off, QEMU has
-     * marked the memory already.
-     */
-    guest->refused = ksm_host_advise(guest->host, guest->size,
-                                     host && backend->tuning.run);
-    if (!host) {
+    guest->refused = guest_advise(guest);
+    if (ksm_guest_is_ours(guest)) {
         guest_init_ours(guest);
     } else if (guest->refused) {
         warn_report("the memory of %s will not be merged: %s",
@@ -736,7 +740,7 @@ bool ksm_guest_tune(KsmGuest *guest, Error **errp)
         guests_look_after(0);
         return true;
     }
-    guest->refused = ksm_host_advise(guest->host, guest->size, tuning->run);
+    guest->refused = guest_advise(guest);
     if (guest->refused) {
         error_setg_errno(errp, guest->refused, "the kernel could not %s the "
                          "memory", tuning->run ? "merge" : "unmerge");

@@ -32,31 +32,4 @@ void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info);
  */
 int ksm_guest_hint(KsmGuest *guest, uint64_t start, size_t length);
 
-/*
- * query-ksm-stats, in a coroutine or not.  The caller frees it.  The BQL is
- * not held all the time.
- */
-MemoryKsmStats *ksm_stats_query(void);
-
-/*
- * Marks the RAM for the kernel's KSM, or the contrary.  errno of the kernel's
- * refusal, or 0.
- */
-int ksm_host_advise(void *host, size_t size, bool mergeable);
-
-/* Does this kernel know MADV_MERGEABLE? */
-bool ksm_host_check(Error **errp);
-
-/* See ksm_guests_bypass_begin(). */
-bool ksm_bypassed(void);
-
-/* A device may have RAM pinned, or have been told where it is. */
-bool ksm_pinned(void);
-
-/* NULL, or why RAM must be left alone whoever it belongs to; static text. */
-const char *ksm_inhibited(void);
-
-/* NULL, or why RAM of this machine must be left alone; static text. */
-const char *ksm_inhibited_by_cpus(void);
-
 #endif /* HW_MEM_KSM_GUEST_H */

@@ -7,7 +7,7 @@
 #include "qemu/osdep.h"
 #include "monitor/hmp.h"
 #include "monitor/monitor.h"
-#include "ksm-guest.h"
+#include "ksm-stats.h"
 #include "qapi/qapi-visit-ksm.h"
 #include "qemu/cutils.h"
 

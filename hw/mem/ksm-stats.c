@@ -14,6 +14,7 @@
 #include "hw/mem/ksm.h"
 #include "ksm-guest.h"
 #include "ksm-kernel.h"
+#include "ksm-stats.h"
 #include "qapi/error.h"
 #include "qapi/qapi-commands-ksm.h"
 #include "qapi/util.h"

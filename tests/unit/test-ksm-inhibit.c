@@ -15,6 +15,7 @@
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm-hooks.h"
 #include "hw/qdev-core.h"
+#include "libksm.h"
 #include "migration/misc.h"
 #include "qemu/module.h"
 #include "qom/object.h"
@@ -22,7 +23,7 @@
 #include "system/runstate.h"
 #include <sys/utsname.h>
 #include "../../hw/mem/ksm-dma.h"
-#include "../../hw/mem/ksm-guest.h"
+#include "../../hw/mem/ksm-inhibit.h"
 
 /* What is so; RUN_STATE__MAX: an ordinary state. */
 static struct {
