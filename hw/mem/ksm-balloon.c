@@ -35,6 +35,7 @@
 #include "hw/qdev-core.h"
 #include "hw/virtio/virtio-balloon.h"
 #include "ksm-guest.h"
+#include "ksm-schema.h"
 #include "libksm-free.h"
 #include "migration/misc.h"
 #include "qemu/atomic.h"
@@ -214,15 +215,11 @@ bool ksm_balloon_collect(RAMBlock *rb, uint64_t start, size_t length)
 
 KsmBalloon *ksm_balloon_new(HostMemoryBackendKsm *backend)
 {
-    static const KsmFreePolicy policies[] = {
-        [MEMORY_KSM_FREE_POLICY_AUTO] = KSM_FREE_AUTO,
-        [MEMORY_KSM_FREE_POLICY_LAZY] = KSM_FREE_LAZY,
-        [MEMORY_KSM_FREE_POLICY_EAGER] = KSM_FREE_EAGER,
-    };
     KsmBalloon *balloon = g_new0(KsmBalloon, 1);
 
     if (backend->scope == MEMORY_KSM_SCOPE_HOST) {
-        balloon->freer = ksm_freer_new(policies[backend->free_policy]);
+        balloon->freer =
+            ksm_freer_new(ksm_schema_free_policy(backend->free_policy));
         balloon->timer = timer_new_ns(QEMU_CLOCK_REALTIME, decay_timer,
                                       balloon);
     }

@@ -25,6 +25,7 @@
 #include "ksm-inhibit.h"
 #include "ksm-log.h"
 #include "ksm-runner.h"
+#include "ksm-schema.h"
 #include "qapi/error.h"
 #include "qapi/qapi-events-ksm.h"
 #include "qemu/atomic.h"
@@ -80,28 +81,15 @@ static bool ever_ran;
 
 bool ksm_guest_is_ours(const KsmGuest *guest)
 {
-    return guest->backend->scope != MEMORY_KSM_SCOPE_HOST;
+    return ksm_schema_is_ours(guest->backend->scope);
 }
 
 static KsmRunnerKey backend_key(const HostMemoryBackendKsm *backend)
 {
-    static const KsmDirtySource sources[] = {
-        [MEMORY_KSM_DIRTY_TRACKING_AUTO] = KSM_DIRTY_AUTO,
-        [MEMORY_KSM_DIRTY_TRACKING_LOG] = KSM_DIRTY_LOG,
-        [MEMORY_KSM_DIRTY_TRACKING_PAGEMAP] = KSM_DIRTY_PAGEMAP,
-        [MEMORY_KSM_DIRTY_TRACKING_CHECKSUM] = KSM_DIRTY_CHECKSUM,
-    };
-    static const KsmFreePolicy policies[] = {
-        [MEMORY_KSM_FREE_POLICY_AUTO] = KSM_FREE_AUTO,
-        [MEMORY_KSM_FREE_POLICY_LAZY] = KSM_FREE_LAZY,
-        [MEMORY_KSM_FREE_POLICY_EAGER] = KSM_FREE_EAGER,
-    };
-
     return (KsmRunnerKey) {
-        .scope = backend->scope == MEMORY_KSM_SCOPE_ZERO ? KSM_SCOPE_ZERO
-                                                         : KSM_SCOPE_VM,
-        .dirty = sources[backend->dirty_tracking],
-        .free_policy = policies[backend->free_policy],
+        .scope = ksm_schema_scope(backend->scope),
+        .dirty = ksm_schema_dirty(backend->dirty_tracking),
+        .free_policy = ksm_schema_free_policy(backend->free_policy),
         .iothread = backend->iothread,
     };
 }
@@ -136,11 +124,14 @@ bool ksm_guest_check(const HostMemoryBackendKsm *backend, Error **errp)
     case MEMORY_KSM_SCOPE_ZERO:
     case MEMORY_KSM_SCOPE_VM:
         return engine_check(backend, errp);
-    default:
+    case MEMORY_KSM_SCOPE_GROUP:
         error_setg(errp, "scope=%s is not available in this build",
                    MemoryKsmScope_str(backend->scope));
         return false;
+    case MEMORY_KSM_SCOPE__MAX:
+        break;
     }
+    g_assert_not_reached();
 }
 
 void ksm_guest_dma_map(KsmGuest *guest, uint64_t start, uint64_t length)
@@ -295,13 +286,6 @@ static void guest_try_attach(KsmGuest *guest)
 static MemoryKsmState guest_state(const KsmGuest *guest,
                                   const KsmGuestInfo *info)
 {
-    static const MemoryKsmState states[] = {
-        [KSM_STATE_OFF] = MEMORY_KSM_STATE_OFF,
-        [KSM_STATE_ACTIVE] = MEMORY_KSM_STATE_ACTIVE,
-        [KSM_STATE_IDLE] = MEMORY_KSM_STATE_IDLE,
-        [KSM_STATE_INHIBITED] = MEMORY_KSM_STATE_INHIBITED,
-    };
-
     if (!guest->run) {
         return MEMORY_KSM_STATE_OFF;
     }
@@ -310,7 +294,7 @@ static MemoryKsmState guest_state(const KsmGuest *guest,
     }
     /* the engine itself may not have noticed yet that it may go on */
     return info->region.state == KSM_STATE_INHIBITED ?
-           MEMORY_KSM_STATE_ACTIVE : states[info->region.state];
+           MEMORY_KSM_STATE_ACTIVE : ksm_schema_state(info->region.state);
 }
 
 void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info)

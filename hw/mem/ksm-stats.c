@@ -14,6 +14,7 @@
 #include "hw/mem/ksm.h"
 #include "ksm-guest.h"
 #include "ksm-kernel.h"
+#include "ksm-schema.h"
 #include "ksm-stats.h"
 #include "qapi/error.h"
 #include "qapi/qapi-commands-ksm.h"
@@ -223,21 +224,6 @@ static void kernel_backend_stats(HostMemoryBackendKsm *ksm,
 static void engine_backend_reasons(const KsmGuestInfo *info,
                                    MemoryKsmBackendStats *stats)
 {
-    static const MemoryKsmReasonKind kinds[KSM_REASON_MAX] = {
-        [KSM_REASON_RUN_OFF] = MEMORY_KSM_REASON_KIND_RUN_OFF,
-        [KSM_REASON_INHIBITED] = MEMORY_KSM_REASON_KIND_INHIBITED,
-        [KSM_REASON_NOT_SCANNED] = MEMORY_KSM_REASON_KIND_NOT_SCANNED,
-        [KSM_REASON_VOLATILE] = MEMORY_KSM_REASON_KIND_VOLATILE,
-        [KSM_REASON_UNIQUE] = MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
-        [KSM_REASON_NOT_WORTH] = MEMORY_KSM_REASON_KIND_NOT_WORTH,
-        [KSM_REASON_PINNED] = MEMORY_KSM_REASON_KIND_PINNED,
-        [KSM_REASON_BUSY] = MEMORY_KSM_REASON_KIND_BUSY,
-        [KSM_REASON_VMA_LIMIT] = MEMORY_KSM_REASON_KIND_VMA_LIMIT,
-        [KSM_REASON_NO_MEMORY] = MEMORY_KSM_REASON_KIND_NO_MEMORY,
-        [KSM_REASON_COW_BROKEN] = MEMORY_KSM_REASON_KIND_COW_BROKEN,
-        [KSM_REASON_FREED] = MEMORY_KSM_REASON_KIND_FREED,
-    };
-
     for (int i = 0; info->has_stats && i < KSM_REASON_MAX; i++) {
         uint64_t pages = info->region.reasons[i];
 
@@ -246,7 +232,8 @@ static void engine_backend_reasons(const KsmGuestInfo *info,
                                            i == KSM_REASON_INHIBITED))) {
             continue;
         }
-        reason_add(&stats->reasons, kinds[i], ksm_reason_text(i), pages);
+        reason_add(&stats->reasons, ksm_schema_reason(i), ksm_reason_text(i),
+                   pages);
     }
 }
 
