@@ -4,24 +4,50 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * The object memory-backend-ksm: its properties, and which of them go
- * together.  Leaves to others: merging (hw/mem/ksm-*.c) and what that saves
- * (query-ksm-stats).
+ * together.  Leaves to others: merging (hw/mem/ksm-*.c, which do not know this
+ * file).
  */
 
 #include "qemu/osdep.h"
-#include "system/hostmem-ksm.h"
+#include "hw/mem/ksm-balloon.h"
 #include "hw/mem/ksm-compat.h"
+#include "hw/mem/ksm.h"
 #include "qapi/error.h"
 #include "qapi/qapi-visit-qom.h"
 #include "qapi/visitor.h"
 #include "qemu/module.h"
 #include "qom/object_interfaces.h"
+#include "system/hostmem.h"
 #include "system/system.h"
 
+#define TYPE_MEMORY_BACKEND_KSM "memory-backend-ksm"
+OBJECT_DECLARE_TYPE(HostMemoryBackendKsm, HostMemoryBackendKsmClass,
+                    MEMORY_BACKEND_KSM)
+
+struct HostMemoryBackendKsmClass {
+    HostMemoryBackendClass parent_class;
+    /* what the parent does once all properties are set */
+    void (*parent_complete)(UserCreatable *uc, Error **errp);
+};
+
+struct HostMemoryBackendKsm {
+    HostMemoryBackend parent;
+
+    /* properties, see MemoryBackendKsmProperties in qapi/qom.json */
+    KsmGuestConfig config;
+    KsmGuestTuning tuning;
+    char *group;
+    bool merge_across_nodes;
+    /* the first property that was set and needs the merging iothread */
+    const char *needs_engine;
+
+    KsmGuest *guest;    /* NULL until the memory is there */
+    KsmBalloon *balloon;        /* the same */
+};
+
 /*
- * Everything that makes merging impossible is refused here, when a user can
- * still do something about it, rather than leaving a backend that saves
- * nothing.
+ * Refuses everything that makes merging impossible while a user can still do
+ * something about it, rather than leaving a backend that saves nothing.
  */
 static bool ksm_backend_check_parent(HostMemoryBackend *backend, Error **errp)
 {
@@ -75,22 +101,22 @@ static bool ksm_backend_check_parent(HostMemoryBackend *backend, Error **errp)
 static bool ksm_backend_check(HostMemoryBackendKsm *ksm, Error **errp)
 {
     ERRP_GUARD();
-    const char *scope = MemoryKsmScope_str(ksm->scope);
+    const char *scope = MemoryKsmScope_str(ksm->config.scope);
 
-    if (ksm->group && ksm->scope != MEMORY_KSM_SCOPE_GROUP) {
+    if (ksm->group && ksm->config.scope != MEMORY_KSM_SCOPE_GROUP) {
         error_setg(errp, "property 'group' needs scope=group, not scope=%s",
                    scope);
         return false;
     }
-    if (!ksm->group && ksm->scope == MEMORY_KSM_SCOPE_GROUP) {
+    if (!ksm->group && ksm->config.scope == MEMORY_KSM_SCOPE_GROUP) {
         error_setg(errp, "scope=group needs the property 'group', the name "
                    "of the group");
         return false;
     }
-    if (!ksm_guest_check(ksm, errp)) {
+    if (!ksm_guest_check(&ksm->config, errp)) {
         return false;
     }
-    if (ksm->needs_engine && ksm->scope == MEMORY_KSM_SCOPE_HOST) {
+    if (ksm->needs_engine && ksm->config.scope == MEMORY_KSM_SCOPE_HOST) {
         error_setg(errp, "property '%s' is not available in this build with "
                    "scope=host", ksm->needs_engine);
         error_append_hint(errp, "The kernel's ksmd does the merging; it is "
@@ -113,6 +139,18 @@ static bool ksm_backend_alloc(HostMemoryBackend *backend, Error **errp)
                                                   errp);
 }
 
+/* Memory bound to host nodes is not merged with that of others. */
+static int ksm_backend_node(const HostMemoryBackendKsm *ksm)
+{
+    const HostMemoryBackend *backend = &ksm->parent;
+
+    if (ksm->merge_across_nodes ||
+        backend->policy == HOST_MEM_POLICY_DEFAULT) {
+        return -1;
+    }
+    return find_first_bit(backend->host_nodes, MAX_NODES);
+}
+
 static void ksm_backend_complete(UserCreatable *uc, Error **errp)
 {
     ERRP_GUARD();
@@ -128,8 +166,11 @@ static void ksm_backend_complete(UserCreatable *uc, Error **errp)
     MEMORY_BACKEND_KSM_GET_CLASS(uc)->parent_complete(uc, errp);
     backend->merge = true;
     if (!*errp) {
-        ksm->guest = ksm_guest_new(ksm);
-        ksm->balloon = ksm_balloon_new(ksm);
+        ksm->config.node = ksm_backend_node(ksm);
+        ksm->config.dump = backend->dump;
+        ksm->guest = ksm_guest_new(host_memory_backend_get_memory(backend),
+                                   &ksm->config, &ksm->tuning);
+        ksm->balloon = ksm_balloon_new(ksm->guest, ksm->config.free_policy);
     }
 }
 
@@ -146,8 +187,8 @@ static bool ksm_backend_may_set(HostMemoryBackendKsm *ksm, const char *name,
 }
 
 /*
- * Properties of the parent's that would change memory, or what is known of it,
- * behind the back of whoever merges it.
+ * Properties of the parent that would change memory, or its attributes, behind
+ * the back of merging.
  */
 static bool ksm_backend_may_change(HostMemoryBackend *backend,
                                    const char *property, int64_t value,
@@ -190,7 +231,7 @@ static bool ksm_backend_set_needs_engine(HostMemoryBackendKsm *ksm,
         ksm->needs_engine = ksm->needs_engine ?: name;
         return true;
     }
-    if (ksm->scope == MEMORY_KSM_SCOPE_HOST) {
+    if (ksm->config.scope == MEMORY_KSM_SCOPE_HOST) {
         error_setg(errp, "property '%s' is not available in this build with "
                    "scope=host", name);
         return false;
@@ -201,13 +242,13 @@ static bool ksm_backend_set_needs_engine(HostMemoryBackendKsm *ksm,
 static void ksm_backend_tuned(HostMemoryBackendKsm *ksm, Error **errp)
 {
     if (ksm->guest) {
-        ksm_guest_tune(ksm->guest, errp);
+        ksm_guest_tune(ksm->guest, &ksm->tuning, errp);
     }
 }
 
 static int ksm_backend_get_scope(Object *obj, Error **errp)
 {
-    return MEMORY_BACKEND_KSM(obj)->scope;
+    return MEMORY_BACKEND_KSM(obj)->config.scope;
 }
 
 static void ksm_backend_set_scope(Object *obj, int value, Error **errp)
@@ -215,7 +256,7 @@ static void ksm_backend_set_scope(Object *obj, int value, Error **errp)
     HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(obj);
 
     if (ksm_backend_may_set(ksm, "scope", errp)) {
-        ksm->scope = value;
+        ksm->config.scope = value;
     }
 }
 
@@ -252,7 +293,7 @@ static void ksm_backend_check_iothread(const Object *obj, const char *name,
 
 static int ksm_backend_get_dirty_tracking(Object *obj, Error **errp)
 {
-    return MEMORY_BACKEND_KSM(obj)->dirty_tracking;
+    return MEMORY_BACKEND_KSM(obj)->config.dirty_tracking;
 }
 
 static void ksm_backend_set_dirty_tracking(Object *obj, int value,
@@ -262,13 +303,13 @@ static void ksm_backend_set_dirty_tracking(Object *obj, int value,
 
     if (ksm_backend_may_set(ksm, "dirty-tracking", errp) &&
         ksm_backend_set_needs_engine(ksm, "dirty-tracking", errp)) {
-        ksm->dirty_tracking = value;
+        ksm->config.dirty_tracking = value;
     }
 }
 
 static int ksm_backend_get_free_policy(Object *obj, Error **errp)
 {
-    return MEMORY_BACKEND_KSM(obj)->free_policy;
+    return MEMORY_BACKEND_KSM(obj)->config.free_policy;
 }
 
 static void ksm_backend_set_free_policy(Object *obj, int value, Error **errp)
@@ -276,7 +317,7 @@ static void ksm_backend_set_free_policy(Object *obj, int value, Error **errp)
     HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(obj);
 
     if (ksm_backend_may_set(ksm, "free-policy", errp)) {
-        ksm->free_policy = value;
+        ksm->config.free_policy = value;
     }
 }
 
@@ -378,7 +419,7 @@ static void ksm_backend_init(Object *obj)
 {
     HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(obj);
 
-    ksm->scope = MEMORY_KSM_SCOPE_HOST;
+    ksm->config.scope = MEMORY_KSM_SCOPE_HOST;
     ksm->tuning = (KsmGuestTuning) {
         .run = true,
         .smart_scan = true,
@@ -432,7 +473,8 @@ static void ksm_backend_add_policy(ObjectClass *oc)
 static void ksm_backend_add_tuning(ObjectClass *oc)
 {
     object_class_property_add_link(oc, "iothread", TYPE_IOTHREAD,
-                                   offsetof(HostMemoryBackendKsm, iothread),
+                                   offsetof(HostMemoryBackendKsm,
+                                            config.iothread),
                                    ksm_backend_check_iothread,
                                    OBJ_PROP_LINK_STRONG);
     object_class_property_set_description(oc, "iothread",

@@ -3,15 +3,15 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * With scope=host a KsmFreer of libksm, without an engine, does what the
- * property 'free-policy' says; with scopes zero and vm the engine does, for it
- * knows what of the range is merged.
+ * A KsmFreer without an engine applies the property 'free-policy' to RAM with
+ * scope=host.  The engine applies it to other RAM, for it knows what of a range
+ * is merged.
  *
- * QEMU's conditions are asked by virtio-balloon before it comes here, and hold
- * for lazily freed memory for these reasons:
+ * virtio-balloon discards nothing under these conditions, and they are as
+ * necessary for lazily freed memory:
  *
  * - Discards are disabled (VFIO): the page that the device writes must stay
- *   the one the guest sees.  What was freed lazily before is pinned when the
+ *   the one the guest sees.  Pages freed lazily before are pinned when the
  *   device is given RAM, and the kernel does not take back a pinned page.
  * - Postcopy: a page that comes and is then taken back would be asked for a
  *   second time, and never come.  Before it is complete no guest has run in
@@ -23,7 +23,7 @@
  * sent.
  *
  * Leaves to others: lazy or eager (libksm, room free), merged pages
- * (ksm-guest.c), what the monitor shows (ksm-stats.c).
+ * (ksm-guest.c), the monitor (ksm-stats.c).
  */
 
 #include "qemu/osdep.h"
@@ -35,26 +35,29 @@
 #include "hw/qdev-core.h"
 #include "hw/virtio/virtio-balloon.h"
 #include "ksm-guest.h"
+#include "ksm-schema.h"
 #include "libksm-free.h"
 #include "migration/misc.h"
 #include "qemu/atomic.h"
+#include "qemu/queue.h"
 #include "qemu/timer.h"
 #include "qom/object.h"
-#include "system/hostmem-ksm.h"
 #include "trace.h"
 
-/* How often it is looked whether RAM may be discarded again. */
+/* How often to see whether RAM may be discarded again. */
 #define RETRY_NS (1000 * 1000 * 1000)
 /* Steps of the freer in one go of a worker, see decay_work(). */
 #define STEPS 64
 
 struct KsmBalloon {
+    KsmGuest *guest;
+    QLIST_ENTRY(KsmBalloon) next;
     KsmFreer *freer;            /* NULL: the engine decides (zero, vm) */
     /* the rest: only with a freer */
-    QEMUTimer *timer;           /* for what has been free long enough */
+    QEMUTimer *timer;           /* for memory that has been free long enough */
     bool working;               /* a worker thread has the freer */
     bool gone;                  /* ... and is the last to use it */
-    int64_t wait;               /* what the worker found: ns, or -1 */
+    int64_t wait;               /* until its next step: ns, or -1 */
 };
 
 /* Pages next to each other that wait for ksm_balloon_flush(). */
@@ -64,17 +67,22 @@ static struct {
     size_t length;
 } batch;
 
-static HostMemoryBackendKsm *backend_of(RAMBlock *rb)
-{
-    Object *owner = rb->mr ? memory_region_owner(rb->mr) : NULL;
+static QLIST_HEAD(, KsmBalloon) balloons = QLIST_HEAD_INITIALIZER(balloons);
 
-    if (!owner || !object_dynamic_cast(owner, TYPE_MEMORY_BACKEND_KSM)) {
-        return NULL;
+/* NULL: not the RAM of a memory-backend-ksm. */
+static KsmBalloon *balloon_of(const RAMBlock *rb)
+{
+    KsmBalloon *balloon;
+
+    QLIST_FOREACH(balloon, &balloons, next) {
+        if (ksm_guest_ram(balloon->guest).block == rb) {
+            return balloon;
+        }
     }
-    return MEMORY_BACKEND_KSM(owner);
+    return NULL;
 }
 
-/* --- giving back for good what has been free long enough --- */
+/* --- giving back for good --- */
 
 /* As virtio-balloon has it: may RAM be discarded at present? */
 static bool inhibited(void)
@@ -101,8 +109,7 @@ static void decay_arm(KsmBalloon *balloon, int64_t wait)
 
 /*
  * In a worker thread, without the BQL: the kernel takes its time over this.
- * Should the memory be gone meanwhile, no harm is done: what is asked of the
- * kernel drops pages that are lazily free and no others.
+ * The memory may go meanwhile: the kernel drops only lazily free pages.
  */
 static int decay_work(void *opaque)
 {
@@ -159,21 +166,21 @@ static int release_freer(KsmBalloon *balloon, void *host, size_t length)
 
 bool ksm_balloon_give(RAMBlock *rb, uint64_t start, size_t length)
 {
-    HostMemoryBackendKsm *backend = backend_of(rb);
+    KsmBalloon *balloon = balloon_of(rb);
     int ret;
 
-    if (!backend || !backend->balloon ||
+    if (!balloon ||
         !QEMU_IS_ALIGNED(start | length, qemu_ram_pagesize(rb)) ||
         start + length < start ||
         start + length > qemu_ram_get_used_length(rb)) {
         return false;
     }
-    if (backend->balloon->freer) {
-        ret = release_freer(backend->balloon,
+    if (balloon->freer) {
+        ret = release_freer(balloon,
                             (uint8_t *)qemu_ram_get_host_addr(rb) + start,
                             length);
     } else {
-        ret = ksm_guest_hint(backend->guest, start, length);
+        ret = ksm_guest_hint(balloon->guest, start, length);
     }
     trace_ksm_balloon_give(qemu_ram_get_idstr(rb), start, length, ret);
     return ret == 0;
@@ -201,7 +208,7 @@ bool ksm_balloon_collect(RAMBlock *rb, uint64_t start, size_t length)
         return true;
     }
     ksm_balloon_flush();
-    if (!backend_of(rb)) {
+    if (!balloon_of(rb)) {
         return false;
     }
     batch.rb = rb;
@@ -212,25 +219,23 @@ bool ksm_balloon_collect(RAMBlock *rb, uint64_t start, size_t length)
 
 /* --- life --- */
 
-KsmBalloon *ksm_balloon_new(HostMemoryBackendKsm *backend)
+KsmBalloon *ksm_balloon_new(KsmGuest *guest, MemoryKsmFreePolicy policy)
 {
-    static const KsmFreePolicy policies[] = {
-        [MEMORY_KSM_FREE_POLICY_AUTO] = KSM_FREE_AUTO,
-        [MEMORY_KSM_FREE_POLICY_LAZY] = KSM_FREE_LAZY,
-        [MEMORY_KSM_FREE_POLICY_EAGER] = KSM_FREE_EAGER,
-    };
     KsmBalloon *balloon = g_new0(KsmBalloon, 1);
 
-    if (backend->scope == MEMORY_KSM_SCOPE_HOST) {
-        balloon->freer = ksm_freer_new(policies[backend->free_policy]);
+    balloon->guest = guest;
+    if (!ksm_guest_is_ours(guest)) {
+        balloon->freer = ksm_freer_new(ksm_schema_free_policy(policy));
         balloon->timer = timer_new_ns(QEMU_CLOCK_REALTIME, decay_timer,
                                       balloon);
     }
+    QLIST_INSERT_HEAD(&balloons, balloon, next);
     return balloon;
 }
 
 void ksm_balloon_free(KsmBalloon *balloon)
 {
+    QLIST_REMOVE(balloon, next);
     qatomic_set(&balloon->gone, true);
     if (balloon->working) {
         timer_del(balloon->timer);
@@ -239,23 +244,25 @@ void ksm_balloon_free(KsmBalloon *balloon)
     balloon_delete(balloon);
 }
 
-/* --- what there is to tell --- */
+/* --- statistics --- */
 
-bool ksm_balloon_get_stats(HostMemoryBackendKsm *backend,
-                           KsmBalloonStats *stats)
+bool ksm_balloon_get_stats(const KsmGuest *guest, KsmBalloonStats *stats)
 {
+    KsmBalloon *balloon;
     KsmFreerStats freed;
 
-    if (!backend->balloon || !backend->balloon->freer) {
-        return false;
+    QLIST_FOREACH(balloon, &balloons, next) {
+        if (balloon->guest == guest && balloon->freer) {
+            ksm_freer_get_stats(balloon->freer, &freed);
+            *stats = (KsmBalloonStats) {
+                .hinted = freed.released,
+                .eager = freed.eager,
+                .decayed = freed.decayed,
+            };
+            return true;
+        }
     }
-    ksm_freer_get_stats(backend->balloon->freer, &freed);
-    *stats = (KsmBalloonStats) {
-        .hinted = freed.released,
-        .eager = freed.eager,
-        .decayed = freed.decayed,
-    };
-    return true;
+    return false;
 }
 
 const char *ksm_balloon_inert(void)

@@ -1,15 +1,13 @@
 /*
- * What devices are about to write to guest RAM, chunk by chunk
+ * Mappings of guest RAM that devices may write to, counted per chunk
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
- *
- * See ksm-dma.h for the idea.
  */
 
 #include "qemu/osdep.h"
 #include "hw/mem/ksm-compat.h"
 #include "ksm-dma.h"
-#include "ksm-guest.h"
+#include "ksm-inhibit.h"
 #include "libksm.h"
 #include "qemu/atomic.h"
 
@@ -64,8 +62,8 @@ void ksm_dma_map(KsmDma *dma, const void *addr, size_t length)
 void ksm_dma_unmap(KsmDma *dma, const void *addr, size_t length)
 {
     /*
-     * Who unmaps less than was mapped leaves a count behind: the chunk is
-     * then never merged.  Who unmaps more makes it wrap: the same.
+     * Unmapping less than was mapped leaves a count behind, unmapping more
+     * makes it wrap: in both cases the chunk is never merged.
      */
     dma_count(dma, addr, length, -1);
 }
@@ -74,10 +72,7 @@ bool ksm_dma_busy(const KsmDma *dma, const void *addr, size_t length)
 {
     const uint8_t *last = (const uint8_t *)addr + length - 1;
 
-    /*
-     * The page is out, or write-protected, before the counts are read: see
-     * dma_count().
-     */
+    /* the page is out, or write-protected, before this: see dma_count() */
     smp_mb();
     if (ksm_bypassed() || ksm_pinned()) {
         return true;

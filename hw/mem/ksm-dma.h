@@ -1,12 +1,12 @@
 /*
- * What devices are about to write to guest RAM, chunk by chunk
+ * Mappings of guest RAM that devices may write to, counted per chunk
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * A device (or the kernel on its behalf) that was given an address may write
- * there without the page tables: into a page that is replaced meanwhile, what
- * it writes is lost.  So mappings are counted, by any thread, and the engine
- * asks after it has taken the pages out.
+ * there without the page tables.  If the page is replaced meanwhile, the write
+ * is lost.  So any thread counts its mappings, and the engine asks after it has
+ * taken the pages out.
  */
 #ifndef HW_MEM_KSM_DMA_H
 #define HW_MEM_KSM_DMA_H
@@ -23,9 +23,9 @@ void ksm_dma_map(KsmDma *dma, const void *addr, size_t length);
 void ksm_dma_unmap(KsmDma *dma, const void *addr, size_t length);
 
 /*
- * May something be writing to the range past the page tables, or may a device
- * have it pinned?  For pages that have been taken out already, or
- * write-protected: from then on nobody new gets at them.
+ * May something write to the range past the page tables, or may a device have
+ * it pinned?  To be asked after the pages were taken out or write-protected:
+ * from then on nobody new gets at them.
  */
 bool ksm_dma_busy(const KsmDma *dma, const void *addr, size_t length);
 

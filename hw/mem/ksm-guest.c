@@ -1,19 +1,19 @@
 /*
- * Guest RAM for whoever merges it
+ * The RAM of memory-backend-ksm objects, from creation to removal
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * With scope=host that is the kernel.  With the others it is libksm: the RAM
- * of a backend is a region of an engine from the moment the guest first runs
- * until its RAM block goes.
+ * The kernel merges RAM with scope=host.  libksm merges the rest ("ours"):
+ * such RAM is a region of an engine from the guest's first run until its RAM
+ * block goes.
  *
- * Locks: all is done with the BQL, except that ksm_guest_discard() comes from
- * any thread: KsmGuest.lock keeps the region from going away under it.  The
- * engine calls the ops with its own lock held, so they take neither.
+ * Locks: callers hold the BQL, but not those of ksm_guest_discard(),
+ * ksm_guest_dma_*() and ksm_guests_make_room(): KsmGuest.lock keeps the region
+ * for them.  The engine calls the ops with its own lock held, so they take
+ * neither.
  *
- * Leaves to others: properties (backends/hostmem-ksm.c), threads
- * (ksm-runner.c), who must not be disturbed (ksm-inhibit.c, ksm-dma.c),
- * statistics (ksm-stats.c).
+ * Leaves to others: properties (the caller), threads (ksm-runner.c),
+ * inhibitors (ksm-inhibit.c, ksm-dma.c), statistics (ksm-stats.c).
  */
 
 #include "qemu/osdep.h"
@@ -21,8 +21,11 @@
 #include "hw/mem/ksm-hooks.h"
 #include "ksm-dma.h"
 #include "ksm-guest.h"
+#include "ksm-host.h"
+#include "ksm-inhibit.h"
 #include "ksm-log.h"
 #include "ksm-runner.h"
+#include "ksm-schema.h"
 #include "qapi/error.h"
 #include "qapi/qapi-events-ksm.h"
 #include "qemu/atomic.h"
@@ -36,78 +39,126 @@
 #include "qemu/timer.h"
 #include "qemu/units.h"
 #include "qom/object.h"
-#include "system/hostmem-ksm.h"
 #include "system/runstate.h"
 #include "trace.h"
 
 /* How often the main loop looks after guests, see guests_tick(). */
 #define TICK_MS 1000
 
-/* Unmerged at a time: who wants the lock of the RAM waits some milliseconds. */
+/* Unmerged at a time: others wait some milliseconds for the lock of the RAM. */
 #define ROOM_PIECE ((size_t)4 * MiB)
 
 struct KsmGuest {
     struct rcu_head rcu;
-    HostMemoryBackendKsm *backend;
-    char *id;                   /* of the backend */
+    KsmGuestConfig config;
+    KsmGuestTuning tuning;
+    Object *owner;              /* of the RAM, and of this: no reference */
+    char *id;                   /* of the owner */
     RAMBlock *block;            /* NULL once it is gone */
     uint8_t *host;              /* where its RAM is */
     size_t size;
+    int dump;                   /* changed to on (1), off (0), -1: never */
     int refused;                /* scope=host: errno of the kernel's refusal */
+    QTAILQ_ENTRY(KsmGuest) next;
 
-    /* the rest: scopes zero and vm */
+    /* the rest: only ours */
     QemuMutex lock;             /* protects region */
     KsmRegion *region;          /* NULL while it is not given to the engine */
     KsmRunner *runner;          /* NULL if there can be no engine */
     KsmLog *log;                /* dirty-tracking=log, until the block goes */
-    bool run;                   /* as the property; read by ops */
+    bool run;                   /* as tuning.run; read by ops */
     bool held;                  /* see ksm_guests_make_room(); likewise */
     size_t room;                /* bytes that has unmerged; > size: all */
     bool was_inhibited;         /* when last looked at */
     const char *cpus_inhibit;   /* see ksm_inhibited_by_cpus() */
-    int dump;                   /* changed to on (1), off (0), -1: never */
     char *failure;              /* why there is no runner or region */
     MemoryKsmState told;        /* state of the last event */
     KsmDma *dma;
-    QLIST_ENTRY(KsmGuest) next;
+    QLIST_ENTRY(KsmGuest) next_ours;
 };
 
-static QLIST_HEAD(, KsmGuest) guests = QLIST_HEAD_INITIALIZER(guests);
+/* All of them; those that libksm merges. */
+static QTAILQ_HEAD(, KsmGuest) guests = QTAILQ_HEAD_INITIALIZER(guests);
+static QLIST_HEAD(, KsmGuest) ours = QLIST_HEAD_INITIALIZER(ours);
 static QEMUTimer *tick;
 static bool ever_ran;
 
 bool ksm_guest_is_ours(const KsmGuest *guest)
 {
-    return guest->backend->scope != MEMORY_KSM_SCOPE_HOST;
+    return ksm_schema_is_ours(guest->config.scope);
 }
 
-static KsmRunnerKey backend_key(const HostMemoryBackendKsm *backend)
+/* ksmd is to merge it. */
+static bool guest_wants_ksmd(const KsmGuest *guest)
 {
-    static const KsmDirtySource sources[] = {
-        [MEMORY_KSM_DIRTY_TRACKING_AUTO] = KSM_DIRTY_AUTO,
-        [MEMORY_KSM_DIRTY_TRACKING_LOG] = KSM_DIRTY_LOG,
-        [MEMORY_KSM_DIRTY_TRACKING_PAGEMAP] = KSM_DIRTY_PAGEMAP,
-        [MEMORY_KSM_DIRTY_TRACKING_CHECKSUM] = KSM_DIRTY_CHECKSUM,
-    };
-    static const KsmFreePolicy policies[] = {
-        [MEMORY_KSM_FREE_POLICY_AUTO] = KSM_FREE_AUTO,
-        [MEMORY_KSM_FREE_POLICY_LAZY] = KSM_FREE_LAZY,
-        [MEMORY_KSM_FREE_POLICY_EAGER] = KSM_FREE_EAGER,
-    };
+    return !ksm_guest_is_ours(guest) && guest->tuning.run;
+}
 
+bool ksm_guest_is_deleted(const KsmGuest *guest)
+{
+    return !guest->owner->parent;
+}
+
+static void guest_unref(void *opaque)
+{
+    KsmGuest *guest = opaque;
+
+    object_unref(guest->owner);
+}
+
+GPtrArray *ksm_guests_get(void)
+{
+    GPtrArray *all = g_ptr_array_new_with_free_func(guest_unref);
+    KsmGuest *guest;
+
+    QTAILQ_FOREACH(guest, &guests, next) {
+        if (!ksm_guest_is_deleted(guest)) {
+            object_ref(guest->owner);
+            g_ptr_array_add(all, guest);
+        }
+    }
+    return all;
+}
+
+KsmGuest *ksm_guest_find(const char *id)
+{
+    KsmGuest *guest;
+
+    QTAILQ_FOREACH(guest, &guests, next) {
+        if (!ksm_guest_is_deleted(guest) && g_str_equal(guest->id, id)) {
+            return guest;
+        }
+    }
+    return NULL;
+}
+
+KsmGuestRam ksm_guest_ram(const KsmGuest *guest)
+{
+    return (KsmGuestRam) {
+        .id = guest->id,
+        .scope = guest->config.scope,
+        .block = guest->block,
+        .host = guest->host,
+        .size = guest->size,
+        .run = guest->tuning.run,
+        .refused = guest->refused,
+    };
+}
+
+static KsmRunnerKey runner_key(const KsmGuestConfig *config)
+{
     return (KsmRunnerKey) {
-        .scope = backend->scope == MEMORY_KSM_SCOPE_ZERO ? KSM_SCOPE_ZERO
-                                                         : KSM_SCOPE_VM,
-        .dirty = sources[backend->dirty_tracking],
-        .free_policy = policies[backend->free_policy],
-        .iothread = backend->iothread,
+        .scope = ksm_schema_scope(config->scope),
+        .dirty = ksm_schema_dirty(config->dirty_tracking),
+        .free_policy = ksm_schema_free_policy(config->free_policy),
+        .iothread = config->iothread,
     };
 }
 
-static bool engine_check(const HostMemoryBackendKsm *backend, Error **errp)
+static bool engine_check(const KsmGuestConfig *config, Error **errp)
 {
-    KsmRunnerKey key = backend_key(backend);
-    const char *scope = MemoryKsmScope_str(backend->scope);
+    KsmRunnerKey key = runner_key(config);
+    const char *scope = MemoryKsmScope_str(config->scope);
     g_autoptr(GError) error = NULL;
 
     if (qemu_real_host_page_size() != KSM_PAGE_SIZE) {
@@ -126,19 +177,22 @@ static bool engine_check(const HostMemoryBackendKsm *backend, Error **errp)
     return ksm_runner_check(&key, errp);
 }
 
-bool ksm_guest_check(const HostMemoryBackendKsm *backend, Error **errp)
+bool ksm_guest_check(const KsmGuestConfig *config, Error **errp)
 {
-    switch (backend->scope) {
+    switch (config->scope) {
     case MEMORY_KSM_SCOPE_HOST:
         return ksm_host_check(errp);
     case MEMORY_KSM_SCOPE_ZERO:
     case MEMORY_KSM_SCOPE_VM:
-        return engine_check(backend, errp);
-    default:
+        return engine_check(config, errp);
+    case MEMORY_KSM_SCOPE_GROUP:
         error_setg(errp, "scope=%s is not available in this build",
-                   MemoryKsmScope_str(backend->scope));
+                   MemoryKsmScope_str(config->scope));
         return false;
+    case MEMORY_KSM_SCOPE__MAX:
+        break;
     }
+    g_assert_not_reached();
 }
 
 void ksm_guest_dma_map(KsmGuest *guest, uint64_t start, uint64_t length)
@@ -190,9 +244,9 @@ static bool ops_dirty_sync(void *opaque, size_t first_page, size_t n_pages,
 }
 
 /*
- * "dump" may have changed since the engine looked, and may be changing right
- * now: then either the new value is read here, or what is mapped here is
- * among what it is being changed for (see ksm_guest_set_dump()).
+ * "dump" may have changed since the engine looked, and may be changing now:
+ * then either this reads the new value, or the change covers this mapping (see
+ * ksm_guest_set_dump()).
  */
 static void ops_mapped(void *opaque, void *addr, size_t len)
 {
@@ -225,18 +279,6 @@ static const KsmRegionOps guest_ops_log = {
 
 /* --- giving RAM to the engine and taking it back --- */
 
-/* Memory bound to host nodes is not merged with that of others. */
-static int guest_node(const KsmGuest *guest)
-{
-    HostMemoryBackend *backend = MEMORY_BACKEND(guest->backend);
-
-    if (guest->backend->merge_across_nodes ||
-        backend->policy == HOST_MEM_POLICY_DEFAULT) {
-        return -1;
-    }
-    return find_first_bit(backend->host_nodes, MAX_NODES);
-}
-
 static void guest_attach(KsmGuest *guest)
 {
     g_autoptr(GError) error = NULL;
@@ -247,7 +289,7 @@ static void guest_attach(KsmGuest *guest)
     WITH_QEMU_LOCK_GUARD(&guest->lock) {
         guest->region = ksm_region_add(ksm_runner_engine(guest->runner),
                                        guest->host, guest->size,
-                                       guest_node(guest),
+                                       guest->config.node,
                                        guest->log ? &guest_ops_log
                                                   : &guest_ops,
                                        guest, &error);
@@ -293,13 +335,6 @@ static void guest_try_attach(KsmGuest *guest)
 static MemoryKsmState guest_state(const KsmGuest *guest,
                                   const KsmGuestInfo *info)
 {
-    static const MemoryKsmState states[] = {
-        [KSM_STATE_OFF] = MEMORY_KSM_STATE_OFF,
-        [KSM_STATE_ACTIVE] = MEMORY_KSM_STATE_ACTIVE,
-        [KSM_STATE_IDLE] = MEMORY_KSM_STATE_IDLE,
-        [KSM_STATE_INHIBITED] = MEMORY_KSM_STATE_INHIBITED,
-    };
-
     if (!guest->run) {
         return MEMORY_KSM_STATE_OFF;
     }
@@ -308,7 +343,7 @@ static MemoryKsmState guest_state(const KsmGuest *guest,
     }
     /* the engine itself may not have noticed yet that it may go on */
     return info->region.state == KSM_STATE_INHIBITED ?
-           MEMORY_KSM_STATE_ACTIVE : states[info->region.state];
+           MEMORY_KSM_STATE_ACTIVE : ksm_schema_state(info->region.state);
 }
 
 void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info)
@@ -344,7 +379,7 @@ static void guest_tell(KsmGuest *guest)
     }
 }
 
-/* Whether merging may go on is something the engine has to be told. */
+/* Tells the engine that merging may go on. */
 static void guest_resume(KsmGuest *guest)
 {
     bool inhibited;
@@ -363,7 +398,7 @@ static void guests_look(void)
 {
     KsmGuest *guest;
 
-    QLIST_FOREACH(guest, &guests, next) {
+    QLIST_FOREACH(guest, &ours, next_ours) {
         guest_try_attach(guest);
         guest_resume(guest);
         guest_tell(guest);
@@ -372,7 +407,7 @@ static void guests_look(void)
 
 static void guests_look_after(int ms)
 {
-    if (!QLIST_EMPTY(&guests)) {
+    if (!QLIST_EMPTY(&ours)) {
         timer_mod(tick, qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + ms);
     }
 }
@@ -383,7 +418,7 @@ static void guests_switch_log(void)
     bool on = false;
     KsmGuest *guest;
 
-    QLIST_FOREACH(guest, &guests, next) {
+    QLIST_FOREACH(guest, &ours, next_ours) {
         on |= guest->log && guest->region && !ops_inhibited(guest);
     }
     ksm_log_switch(on);
@@ -394,7 +429,7 @@ static void guests_share_vmas(void)
 {
     KsmGuest *guest;
 
-    QLIST_FOREACH(guest, &guests, next) {
+    QLIST_FOREACH(guest, &ours, next_ours) {
         if (guest->region) {
             /* all have the same runner */
             ksm_runner_share_vmas(guest->runner);
@@ -403,10 +438,7 @@ static void guests_share_vmas(void)
     }
 }
 
-/*
- * Once a second is often enough for what waits for something to end, and
- * seldom enough for events that programs act upon.
- */
+/* Once a second: soon enough to resume, and not too many events. */
 static void guests_tick(void *opaque)
 {
     guests_look();
@@ -419,7 +451,7 @@ static void guests_vm_state(void *opaque, bool running, RunState state)
 {
     if (running) {
         ever_ran = true;
-        /* whoever stopped it may have loaded RAM (loadvm) */
+        /* RAM may have been loaded meanwhile (loadvm) */
         ksm_log_forget();
         guests_look();
         /* not here: the log has a handler like this one, and may drop it */
@@ -439,7 +471,7 @@ static void guests_hold(void)
     BQL_LOCK_GUARD();
     KsmGuest *guest;
 
-    QLIST_FOREACH(guest, &guests, next) {
+    QLIST_FOREACH(guest, &ours, next_ours) {
         guest->room = 0;
         if (guest->region && ksm_guest_makes_room(guest)) {
             qatomic_set(&guest->held, true);
@@ -456,7 +488,7 @@ static KsmGuest *guests_next_in_the_way(void)
     BQL_LOCK_GUARD();
     KsmGuest *guest;
 
-    QLIST_FOREACH(guest, &guests, next) {
+    QLIST_FOREACH(guest, &ours, next_ours) {
         qemu_mutex_lock(&guest->lock);
         if (guest->region && guest->held && guest->room <= guest->size) {
             return guest;
@@ -476,7 +508,7 @@ static void guest_make_some_room(KsmGuest *guest)
     int ret;
 
     if (size) {
-        /* what this leaves is told of at the end */
+        /* the call at the end tells of leftovers */
         ksm_unmerge(guest->region, guest->room, size);
         guest->room += size;
         return;
@@ -484,7 +516,7 @@ static void guest_make_some_room(KsmGuest *guest)
     /* little is left to do, but only this ends the tracking of writes */
     ret = ksm_unmerge(guest->region, 0, guest->size);
     trace_ksm_make_room(guest->id, ret);
-    /* what a device writes to stays in a mapping of the pool: no harm */
+    /* pages a device writes to stay in a mapping of the pool: no harm */
     if (ret < 0 && ret != -EBUSY) {
         warn_report("the memory of %s cannot be unmerged: %s", guest->id,
                     strerror(-ret));
@@ -509,14 +541,14 @@ void ksm_guests_make_room(void)
     } while (guest);
 }
 
-/* The RAM block is about to go: whoever used it has stopped to. */
+/* The RAM block is about to go: its users have stopped. */
 static void guests_block_removed(RAMBlockNotifier *n, void *host, size_t size,
                                  size_t max_size)
 {
     KsmGuest *guest;
 
-    QLIST_FOREACH(guest, &guests, next) {
-        if (guest->host == host) {
+    QTAILQ_FOREACH(guest, &guests, next) {
+        if (guest->block && guest->host == host) {
             guest_detach(guest);
             guest->block->ksm = NULL;
             guest->block = NULL;
@@ -527,14 +559,19 @@ static void guests_block_removed(RAMBlockNotifier *n, void *host, size_t size,
 
 static void guests_init(void)
 {
-    static RAMBlockNotifier notifier = {
-        .ram_block_removed = guests_block_removed,
-    };
+    static RAMBlockNotifier notifier;
 
+    if (!notifier.ram_block_removed) {
+        notifier.ram_block_removed = guests_block_removed;
+        ram_block_notifier_add(&notifier);
+    }
+}
+
+static void ours_init(void)
+{
     if (!tick) {
         tick = timer_new_ms(QEMU_CLOCK_REALTIME, guests_tick, NULL);
         qemu_add_vm_change_state_handler(guests_vm_state, NULL);
-        ram_block_notifier_add(&notifier);
         ever_ran = runstate_is_running();
     }
 }
@@ -555,7 +592,7 @@ bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
         error_setg(errp, "the memory of %s ends at %s", guest->id, all);
         return false;
     }
-    if (guest->backend->tuning.run) {
+    if (guest->tuning.run) {
         error_setg(errp, "the property 'run' of %s must be off, or its memory "
                    "would be merged again", guest->id);
         return false;
@@ -595,46 +632,61 @@ bool ksm_guest_discard(KsmGuest *guest, uint64_t start, size_t length,
     return true;
 }
 
+/* NULL: RAM of something else. */
+static KsmGuest *guest_of(const RAMBlock *block)
+{
+    KsmGuest *guest;
+
+    QTAILQ_FOREACH(guest, &guests, next) {
+        if (guest->block == block) {
+            return guest;
+        }
+    }
+    return NULL;
+}
+
 bool ksm_ram_remapped(RAMBlock *block, uint64_t start, uint64_t length)
 {
-    Object *owner = memory_region_owner(block->mr);
-    HostMemoryBackendKsm *ksm;
+    KsmGuest *guest = guest_of(block);
     bool dump, merge;
 
-    if (!owner || !object_dynamic_cast(owner, TYPE_MEMORY_BACKEND_KSM)) {
+    if (!guest) {
         return false;
     }
-    ksm = MEMORY_BACKEND_KSM(owner);
-    dump = MEMORY_BACKEND(ksm)->dump;
-    merge = ksm->scope == MEMORY_KSM_SCOPE_HOST && ksm->tuning.run;
+    dump = guest->dump < 0 ? guest->config.dump : guest->dump;
+    merge = guest_wants_ksmd(guest);
     trace_ksm_remapped(block->idstr, start, length, dump, merge);
     /* mapped anew, it is dumped and not mergeable */
     if (!dump) {
         qemu_madvise(block->host + start, length, QEMU_MADV_DONTDUMP);
     }
     if (merge) {
-        qemu_madvise(block->host + start, length, QEMU_MADV_MERGEABLE);
+        ksm_host_merge(block->host + start, length);
     }
     return true;
 }
 
-/* One engine for all: the least restrictive of what the backends want. */
+/* One engine for all: the least restrictive of all tunings. */
 static void guests_tune(KsmRunner *runner)
 {
+    KsmEngine *engine = ksm_runner_engine(runner);
     KsmGuestTuning all = { .smart_scan = true };
     KsmGuest *guest;
 
-    QLIST_FOREACH(guest, &guests, next) {
-        const KsmGuestTuning *one = &guest->backend->tuning;
+    QLIST_FOREACH(guest, &ours, next_ours) {
+        const KsmGuestTuning *one = &guest->tuning;
 
         all.max_cpu = MAX(all.max_cpu, one->max_cpu);
         all.smart_scan &= one->smart_scan;
         /* 0 is as fast as max-cpu allows; here none so far */
         all.target_scan_time =
-            QLIST_FIRST(&guests) == guest ? one->target_scan_time :
+            QLIST_FIRST(&ours) == guest ? one->target_scan_time :
             MIN(all.target_scan_time, one->target_scan_time);
     }
-    ksm_runner_tune(runner, &all);
+    ksm_engine_set_max_cpu(engine, all.max_cpu);
+    ksm_engine_set_target_scan(engine, all.target_scan_time);
+    ksm_engine_set_smart_scan(engine, all.smart_scan);
+    ksm_runner_kick(runner);
 }
 
 int ksm_guest_hint(KsmGuest *guest, uint64_t start, size_t length)
@@ -647,13 +699,12 @@ int ksm_guest_hint(KsmGuest *guest, uint64_t start, size_t length)
 
 static void guest_init_ours(KsmGuest *guest)
 {
-    HostMemoryBackendKsm *backend = guest->backend;
-    KsmRunnerKey key = backend_key(backend);
+    KsmRunnerKey key = runner_key(&guest->config);
     Error *err = NULL;
 
-    guests_init();
+    ours_init();
     guest->dma = ksm_dma_new(guest->host, guest->size);
-    guest->run = backend->tuning.run;
+    guest->run = guest->tuning.run;
     guest->told = MEMORY_KSM_STATE__MAX;
     if (key.dirty == KSM_DIRTY_LOG) {
         guest->log = ksm_log_new(guest->block);
@@ -664,7 +715,7 @@ static void guest_init_ours(KsmGuest *guest)
         warn_reportf_err(err, "the memory of %s will not be merged: ",
                          guest->id);
     }
-    QLIST_INSERT_HEAD(&guests, guest, next);
+    QLIST_INSERT_HEAD(&ours, guest, next_ours);
     if (guest->runner) {
         guests_tune(guest->runner);
     }
@@ -672,26 +723,31 @@ static void guest_init_ours(KsmGuest *guest)
     timer_mod(tick, qemu_clock_get_ms(QEMU_CLOCK_REALTIME));
 }
 
-KsmGuest *ksm_guest_new(HostMemoryBackendKsm *backend)
+/* In both cases: QEMU has marked it already, unless -machine mem-merge=off. */
+static int guest_advise(const KsmGuest *guest)
 {
-    MemoryRegion *mr = host_memory_backend_get_memory(MEMORY_BACKEND(backend));
-    KsmGuest *guest = g_new0(KsmGuest, 1);
-    bool host = backend->scope == MEMORY_KSM_SCOPE_HOST;
+    return guest_wants_ksmd(guest) ? ksm_host_merge(guest->host, guest->size)
+                                   : ksm_host_unmerge(guest->host, guest->size);
+}
 
-    guest->backend = backend;
-    guest->id = g_strdup(object_get_canonical_path_component(OBJECT(backend)));
+KsmGuest *ksm_guest_new(MemoryRegion *mr, const KsmGuestConfig *config,
+                        const KsmGuestTuning *tuning)
+{
+    KsmGuest *guest = g_new0(KsmGuest, 1);
+
+    guests_init();
+    guest->config = *config;
+    guest->tuning = *tuning;
+    guest->owner = memory_region_owner(mr);
+    guest->id = g_strdup(object_get_canonical_path_component(guest->owner));
     guest->block = mr->ram_block;
     guest->host = memory_region_get_ram_ptr(mr);
     guest->size = memory_region_size(mr);
     guest->dump = -1;
     qemu_mutex_init(&guest->lock);
-    /*
-     * Explicitly in both cases: unless -machine mem-merge=off, QEMU has
-     * marked the memory already.
-     */
-    guest->refused = ksm_host_advise(guest->host, guest->size,
-                                     host && backend->tuning.run);
-    if (!host) {
+    QTAILQ_INSERT_TAIL(&guests, guest, next);
+    guest->refused = guest_advise(guest);
+    if (ksm_guest_is_ours(guest)) {
         guest_init_ours(guest);
     } else if (guest->refused) {
         warn_report("the memory of %s will not be merged: %s",
@@ -711,10 +767,11 @@ static void guest_reclaim(KsmGuest *guest)
 
 void ksm_guest_free(KsmGuest *guest)
 {
+    QTAILQ_REMOVE(&guests, guest, next);
     /* scope=host: freeing merged memory needs no unmerging */
     if (ksm_guest_is_ours(guest)) {
         assert(!guest->region);
-        QLIST_REMOVE(guest, next);
+        QLIST_REMOVE(guest, next_ours);
         if (guest->runner) {
             ksm_runner_put(guest->runner);
         }
@@ -722,10 +779,10 @@ void ksm_guest_free(KsmGuest *guest)
     call_rcu(guest, guest_reclaim, rcu);
 }
 
-bool ksm_guest_tune(KsmGuest *guest, Error **errp)
+bool ksm_guest_tune(KsmGuest *guest, const KsmGuestTuning *tuning,
+                    Error **errp)
 {
-    KsmGuestTuning *tuning = &guest->backend->tuning;
-
+    guest->tuning = *tuning;
     if (ksm_guest_is_ours(guest)) {
         qatomic_set(&guest->run, tuning->run);
         if (guest->runner) {
@@ -736,7 +793,7 @@ bool ksm_guest_tune(KsmGuest *guest, Error **errp)
         guests_look_after(0);
         return true;
     }
-    guest->refused = ksm_host_advise(guest->host, guest->size, tuning->run);
+    guest->refused = guest_advise(guest);
     if (guest->refused) {
         error_setg_errno(errp, guest->refused, "the kernel could not %s the "
                          "memory", tuning->run ? "merge" : "unmerge");
@@ -748,11 +805,6 @@ bool ksm_guest_tune(KsmGuest *guest, Error **errp)
 void ksm_guest_set_dump(KsmGuest *guest, bool dump)
 {
     qatomic_set(&guest->dump, dump);
-    /* then all is marked, what the engine has just mapped with it */
+    /* then the caller marks all, new mappings of the engine included */
     smp_mb();
-}
-
-int ksm_guest_refused(const KsmGuest *guest)
-{
-    return guest->refused;
 }

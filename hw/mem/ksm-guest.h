@@ -1,5 +1,5 @@
 /*
- * Guest RAM for whoever merges it: what query-ksm-stats needs of it
+ * The RAM of a memory-backend-ksm, for query-ksm-stats and the balloon
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -8,11 +8,34 @@
 
 #include "hw/mem/ksm.h"
 #include "libksm.h"
+#include "qapi/qapi-types-ksm.h"
 
-/* What there is to say of RAM that libksm merges. */
+/* All guests, each with a reference.  The caller frees the array. */
+GPtrArray *ksm_guests_get(void);
+
+/* Only references keep it. */
+bool ksm_guest_is_deleted(const KsmGuest *guest);
+
+/* NULL: there is none with that id. */
+KsmGuest *ksm_guest_find(const char *id);
+
+/* Facts about any RAM. */
+typedef struct KsmGuestRam {
+    const char *id;             /* of the backend */
+    MemoryKsmScope scope;
+    RAMBlock *block;            /* NULL once it is gone */
+    uint8_t *host;
+    size_t size;
+    bool run;                   /* the property */
+    int refused;                /* scope=host: errno of the kernel's refusal */
+} KsmGuestRam;
+
+KsmGuestRam ksm_guest_ram(const KsmGuest *guest);
+
+/* Facts about RAM that libksm merges. */
 typedef struct KsmGuestInfo {
     MemoryKsmState state;
-    const char *inhibited;      /* why, if there is a text; else NULL */
+    const char *inhibited;      /* why, or NULL */
     const char *failure;        /* why it was not given to libksm, or NULL */
     bool has_stats;             /* of this RAM and its engine, if it was */
     KsmStats region;
@@ -26,37 +49,7 @@ bool ksm_guest_is_ours(const KsmGuest *guest);
 
 void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info);
 
-/*
- * Scopes zero and vm: the guest does not need the content of the range any
- * more.  0, or -errno: then it has to be discarded.
- */
+/* See ksm_free_hint().  -errno: the range has to be discarded. */
 int ksm_guest_hint(KsmGuest *guest, uint64_t start, size_t length);
-
-/*
- * query-ksm-stats, in a coroutine or not.  The caller frees it.  The BQL is
- * not held all the time.
- */
-MemoryKsmStats *ksm_stats_query(void);
-
-/*
- * Marks the RAM for the kernel's KSM, or the contrary.  errno of the kernel's
- * refusal, or 0.
- */
-int ksm_host_advise(void *host, size_t size, bool mergeable);
-
-/* Does this kernel know MADV_MERGEABLE? */
-bool ksm_host_check(Error **errp);
-
-/* See ksm_guests_bypass_begin(). */
-bool ksm_bypassed(void);
-
-/* A device may have RAM pinned, or have been told where it is. */
-bool ksm_pinned(void);
-
-/* NULL, or why RAM must be left alone whoever it belongs to; static text. */
-const char *ksm_inhibited(void);
-
-/* NULL, or why RAM of this machine must be left alone; static text. */
-const char *ksm_inhibited_by_cpus(void);
 
 #endif /* HW_MEM_KSM_GUEST_H */

@@ -7,47 +7,34 @@
 #include "qemu/osdep.h"
 #include "monitor/hmp.h"
 #include "monitor/monitor.h"
-#include "ksm-guest.h"
+#include "ksm-stats.h"
 #include "qapi/qapi-visit-ksm.h"
 #include "qemu/cutils.h"
 
 /* Names are padded to one width, so that the values stand in a column. */
 #define LABEL "  %-18s"
 
-static void print_count(Monitor *mon, const char *label, bool has,
-                        uint64_t count)
+static void print_count(Monitor *mon, const char *label, uint64_t count)
 {
-    if (has) {
-        monitor_printf(mon, LABEL "%" PRIu64 "\n", label, count);
-    }
+    monitor_printf(mon, LABEL "%" PRIu64 "\n", label, count);
 }
 
-static void print_size(Monitor *mon, const char *label, bool has,
-                       int64_t bytes)
+static void print_size(Monitor *mon, const char *label, int64_t bytes)
 {
     g_autofree char *text = size_to_str(bytes < 0 ? -bytes : bytes);
 
-    if (has) {
-        monitor_printf(mon, LABEL "%s%s\n", label, bytes < 0 ? "-" : "", text);
-    }
+    monitor_printf(mon, LABEL "%s%s\n", label, bytes < 0 ? "-" : "", text);
 }
 
-static void print_pages(Monitor *mon, const char *label, bool has,
-                        uint64_t pages)
+static void print_pages(Monitor *mon, const char *label, uint64_t pages)
 {
     g_autofree char *text = size_to_str(pages * qemu_real_host_page_size());
 
-    if (has) {
-        monitor_printf(mon, LABEL "%s (%" PRIu64 " pages)\n", label, text,
-                       pages);
-    }
+    monitor_printf(mon, LABEL "%s (%" PRIu64 " pages)\n", label, text, pages);
 }
 
-static void print_time(Monitor *mon, const char *label, bool has, uint64_t ns)
+static void print_time(Monitor *mon, const char *label, uint64_t ns)
 {
-    if (!has) {
-        return;
-    }
     if (ns < 1000 * 1000) {
         monitor_printf(mon, LABEL "%.1f us\n", label, ns / 1e3);
     } else if (ns < 1000 * 1000 * 1000) {
@@ -56,6 +43,14 @@ static void print_time(Monitor *mon, const char *label, bool has, uint64_t ns)
         monitor_printf(mon, LABEL "%.2f s\n", label, ns / 1e9);
     }
 }
+
+/* Prints an optional member of the schema, if it is there. */
+#define PRINT(how, mon, label, from, member)                \
+    do {                                                    \
+        if ((from)->has_##member) {                         \
+            print_##how(mon, label, (from)->member);        \
+        }                                                   \
+    } while (0)
 
 static void print_state(Monitor *mon, MemoryKsmState state,
                         MemoryKsmReasonList *reasons)
@@ -75,21 +70,16 @@ static void print_host(Monitor *mon, MemoryKsmHostStats *host)
 {
     monitor_printf(mon, "host (the kernel's KSM):\n");
     print_state(mon, host->state, host->reasons);
-    print_pages(mon, "shared", host->has_pages_shared, host->pages_shared);
-    print_pages(mon, "saved", host->has_pages_sharing, host->pages_sharing);
-    print_pages(mon, "unshared", host->has_pages_unshared,
-                host->pages_unshared);
-    print_pages(mon, "volatile", host->has_pages_volatile,
-                host->pages_volatile);
-    print_pages(mon, "zero", host->has_zero_pages, host->zero_pages);
-    print_size(mon, "profit", host->has_profit, host->profit);
-    print_pages(mon, "lazily freed", host->has_lazy_reclaimed,
-                host->lazy_reclaimed);
-    print_count(mon, "full scans", host->has_full_scans, host->full_scans);
-    print_count(mon, "pages scanned", host->has_pages_scanned,
-                host->pages_scanned);
-    print_count(mon, "pages skipped", host->has_pages_skipped,
-                host->pages_skipped);
+    PRINT(pages, mon, "shared", host, pages_shared);
+    PRINT(pages, mon, "saved", host, pages_sharing);
+    PRINT(pages, mon, "unshared", host, pages_unshared);
+    PRINT(pages, mon, "volatile", host, pages_volatile);
+    PRINT(pages, mon, "zero", host, zero_pages);
+    PRINT(size, mon, "profit", host, profit);
+    PRINT(pages, mon, "lazily freed", host, lazy_reclaimed);
+    PRINT(count, mon, "full scans", host, full_scans);
+    PRINT(count, mon, "pages scanned", host, pages_scanned);
+    PRINT(count, mon, "pages skipped", host, pages_skipped);
 }
 
 static void print_process(Monitor *mon, MemoryKsmProcessStats *process)
@@ -98,40 +88,39 @@ static void print_process(Monitor *mon, MemoryKsmProcessStats *process)
         return;
     }
     monitor_printf(mon, "this process (the kernel's KSM):\n");
-    print_pages(mon, "merged", process->has_pages_merged,
-                process->pages_merged);
-    print_pages(mon, "zero", process->has_zero_pages, process->zero_pages);
-    print_pages(mon, "tracked", process->has_rmap_items, process->rmap_items);
-    print_size(mon, "profit", process->has_profit, process->profit);
+    PRINT(pages, mon, "merged", process, pages_merged);
+    PRINT(pages, mon, "zero", process, zero_pages);
+    PRINT(pages, mon, "tracked", process, rmap_items);
+    PRINT(size, mon, "profit", process, profit);
 }
 
 static void print_engine(Monitor *mon, MemoryKsmBackendStats *b)
 {
-    print_pages(mon, "shared", b->has_pages_shared, b->pages_shared);
-    print_pages(mon, "saved", b->has_pages_sharing, b->pages_sharing);
-    print_pages(mon, "unshared", b->has_pages_unshared, b->pages_unshared);
-    print_pages(mon, "volatile", b->has_pages_volatile, b->pages_volatile);
-    print_pages(mon, "zero", b->has_zero_pages, b->zero_pages);
-    print_count(mon, "full scans", b->has_full_scans, b->full_scans);
-    print_count(mon, "pages scanned", b->has_pages_scanned, b->pages_scanned);
-    print_count(mon, "pages skipped", b->has_pages_skipped, b->pages_skipped);
-    print_count(mon, "merged runs", b->has_merged_runs, b->merged_runs);
-    print_count(mon, "verify failed", b->has_verify_failed, b->verify_failed);
-    print_count(mon, "pinned", b->has_pinned, b->pinned);
-    print_count(mon, "busy", b->has_busy, b->busy);
-    print_count(mon, "written since", b->has_cow_broken, b->cow_broken);
-    print_count(mon, "huge pages split", b->has_huge_split, b->huge_split);
-    print_size(mon, "metadata", b->has_metadata, b->metadata);
-    print_size(mon, "page tables", b->has_page_tables, b->page_tables);
-    print_size(mon, "profit", b->has_profit, b->profit);
-    print_time(mon, "scan time", b->has_scan_time, b->scan_time);
-    print_time(mon, "merge time", b->has_merge_time, b->merge_time);
-    print_time(mon, "log time", b->has_log_time, b->log_time);
+    PRINT(pages, mon, "shared", b, pages_shared);
+    PRINT(pages, mon, "saved", b, pages_sharing);
+    PRINT(pages, mon, "unshared", b, pages_unshared);
+    PRINT(pages, mon, "volatile", b, pages_volatile);
+    PRINT(pages, mon, "zero", b, zero_pages);
+    PRINT(count, mon, "full scans", b, full_scans);
+    PRINT(count, mon, "pages scanned", b, pages_scanned);
+    PRINT(count, mon, "pages skipped", b, pages_skipped);
+    PRINT(count, mon, "merged runs", b, merged_runs);
+    PRINT(count, mon, "verify failed", b, verify_failed);
+    PRINT(count, mon, "pinned", b, pinned);
+    PRINT(count, mon, "busy", b, busy);
+    PRINT(count, mon, "written since", b, cow_broken);
+    PRINT(count, mon, "huge pages split", b, huge_split);
+    PRINT(size, mon, "metadata", b, metadata);
+    PRINT(size, mon, "page tables", b, page_tables);
+    PRINT(size, mon, "profit", b, profit);
+    PRINT(time, mon, "scan time", b, scan_time);
+    PRINT(time, mon, "merge time", b, merge_time);
+    PRINT(time, mon, "log time", b, log_time);
     if (b->stall) {
-        print_count(mon, "stalls", true, b->stall->count);
-        print_time(mon, "stall p50", true, b->stall->p50);
-        print_time(mon, "stall p99", true, b->stall->p99);
-        print_time(mon, "stall max", true, b->stall->max);
+        print_count(mon, "stalls", b->stall->count);
+        print_time(mon, "stall p50", b->stall->p50);
+        print_time(mon, "stall p99", b->stall->p99);
+        print_time(mon, "stall max", b->stall->max);
     }
 }
 
@@ -140,14 +129,14 @@ static void print_backend(Monitor *mon, MemoryKsmBackendStats *b)
     monitor_printf(mon, "%s (scope=%s):\n", b->id,
                    MemoryKsmScope_str(b->scope));
     print_state(mon, b->state, b->reasons);
-    print_size(mon, "size", true, b->size);
-    print_size(mon, "resident", b->has_resident, b->resident);
-    print_size(mon, "used", b->has_used, b->used);
-    print_pages(mon, "merged", b->has_pages_merged, b->pages_merged);
-    print_size(mon, "lazily free", b->has_lazy_free, b->lazy_free);
-    print_pages(mon, "freed by guest", b->has_free_hinted, b->free_hinted);
-    print_pages(mon, "freed at once", b->has_free_eager, b->free_eager);
-    print_pages(mon, "freed after all", b->has_free_decayed, b->free_decayed);
+    print_size(mon, "size", b->size);
+    PRINT(size, mon, "resident", b, resident);
+    PRINT(size, mon, "used", b, used);
+    PRINT(pages, mon, "merged", b, pages_merged);
+    PRINT(size, mon, "lazily free", b, lazy_free);
+    PRINT(pages, mon, "freed by guest", b, free_hinted);
+    PRINT(pages, mon, "freed at once", b, free_eager);
+    PRINT(pages, mon, "freed after all", b, free_decayed);
     print_engine(mon, b);
 }
 

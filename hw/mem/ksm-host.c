@@ -7,7 +7,17 @@
 #include "qemu/osdep.h"
 #include "qapi/error.h"
 #include "qemu/madvise.h"
-#include "ksm-guest.h"
+#include "ksm-host.h"
+
+int ksm_host_merge(void *host, size_t size)
+{
+    return qemu_madvise(host, size, QEMU_MADV_MERGEABLE) < 0 ? errno : 0;
+}
+
+int ksm_host_unmerge(void *host, size_t size)
+{
+    return qemu_madvise(host, size, QEMU_MADV_UNMERGEABLE) < 0 ? errno : 0;
+}
 
 bool ksm_host_check(Error **errp)
 {
@@ -21,7 +31,7 @@ bool ksm_host_check(Error **errp)
         error_setg_errno(errp, errno, "cannot map a page");
         return false;
     }
-    err = qemu_madvise(page, size, QEMU_MADV_MERGEABLE) < 0 ? errno : 0;
+    err = ksm_host_merge(page, size);
     munmap(page, size);
     if (err) {
         error_setg_errno(errp, err, "this kernel cannot merge memory, which "
@@ -31,13 +41,4 @@ bool ksm_host_check(Error **errp)
         return false;
     }
     return true;
-}
-
-int ksm_host_advise(void *host, size_t size, bool mergeable)
-{
-    if (qemu_madvise(host, size, mergeable ? QEMU_MADV_MERGEABLE
-                                           : QEMU_MADV_UNMERGEABLE) < 0) {
-        return errno;
-    }
-    return 0;
 }

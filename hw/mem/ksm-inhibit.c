@@ -1,10 +1,10 @@
 /*
- * What guest RAM must not be merged for
+ * Conditions under which guest RAM must not be merged
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Each reason stands next to the corruption (or failure) it prevents.  Asked
- * by the thread that merges, before each chunk: nothing here takes the BQL.
+ * Each reason stands next to the corruption (or failure) it prevents.  The
+ * merging thread asks before each chunk: nothing here takes the BQL.
  */
 
 #include "qemu/osdep.h"
@@ -12,7 +12,7 @@
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm-hooks.h"
 #include "hw/qdev-core.h"
-#include "ksm-guest.h"
+#include "ksm-inhibit.h"
 #include "migration/misc.h"
 #include "qapi/error.h"
 #include "qemu/atomic.h"
@@ -21,7 +21,7 @@
 #include "system/runstate.h"
 #include <sys/utsname.h>
 
-/* How many write to RAM in a way that is not seen. */
+/* Writers to RAM that QEMU does not see. */
 static unsigned bypass;
 
 void ksm_guests_bypass_begin(void)
@@ -39,7 +39,7 @@ bool ksm_bypassed(void)
     return qatomic_read(&bypass) > 0;
 }
 
-/* How many may pin RAM, or know where it is, in a way that is not seen. */
+/* Those that may pin RAM, or know where it is, unseen by QEMU. */
 static unsigned pins;
 
 void ksm_guests_pin_begin(void)
@@ -68,23 +68,23 @@ const char *ksm_inhibited(void)
 {
     /*
      * vhost-scsi: the kernel's target takes plain references to the pages of
-     * a request.  A page that is replaced meanwhile loses what was read.
+     * a request.  A page that is replaced meanwhile loses the data read.
      */
     if (ksm_bypassed()) {
         return "vhost-scsi writes to memory in a way that QEMU does not see";
     }
     /*
-     * VFIO has, or is about to, hand the addresses of RAM to a device: what
-     * is replaced afterwards is not what the device knows.
+     * VFIO hands, or has handed, the addresses of RAM to a device, which
+     * would not know of a page replaced afterwards.
      */
     if (ram_block_discard_is_disabled()) {
         return "RAM must stay where it is for a device (VFIO): discarding RAM "
                "is disabled";
     }
     /*
-     * The same where a device pins page by page (ccw, ap, mdev): a pinned
-     * page would not be merged, but nobody could tell when a merged one that
-     * was copied on write, and is pinned now, may be replaced.
+     * The same where a device pins page by page (ccw, ap, mdev): pinned pages
+     * are not merged, but nobody could tell when a merged page that was copied
+     * on write, and pinned then, may be replaced.
      */
     if (ksm_pinned()) {
         return "RAM must stay where it is for a device (VFIO)";
@@ -113,8 +113,8 @@ const char *ksm_inhibited(void)
 }
 
 /*
- * KVM keeps references to pages of nested guests' state that are neither in
- * page tables nor pins until Linux 6.13: what it writes there would be lost.
+ * Until Linux 6.13 KVM keeps references to pages of nested guests' state that
+ * are neither in page tables nor pins: its writes there would be lost.
  */
 static bool kernel_hides_nested_state(void)
 {

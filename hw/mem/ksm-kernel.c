@@ -1,5 +1,5 @@
 /*
- * The kernel's KSM, as its files show it
+ * The kernel's files about KSM and memory
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -103,7 +103,7 @@ void ksm_kernel_read_process(const char *proc, KsmKernelProcess *process)
     }
 }
 
-/* Adds what one line of smaps says about a mapping to the range around it. */
+/* Adds one line of smaps about a mapping to the range around it. */
 static void range_add_line(KsmKernelRange *range, const char *line)
 {
     const char *rest, *end;

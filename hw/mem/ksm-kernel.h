@@ -1,14 +1,12 @@
 /*
- * The kernel's KSM, as its files show it
+ * The kernel's files about KSM and memory
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Reads /sys/kernel/mm/ksm, /proc/self/ksm_stat, /proc/self/smaps and
- * /proc/vmstat.  Files that are missing or may not be read are a normal
- * condition, not an error: the values in them are then not known.  The paths
- * are arguments so that tests can bring their own.
- *
- * Leaves to others: what to make of the values (ksm-stats.c).
+ * /proc/vmstat.  A file that is missing or may not be read is no error: its
+ * values are not known.  The paths are arguments so that tests can bring their
+ * own.  Leaves to others: the meaning of the values (ksm-stats.c).
  */
 #ifndef HW_MEM_KSM_KERNEL_H
 #define HW_MEM_KSM_KERNEL_H
@@ -50,7 +48,7 @@ typedef struct KsmKernelProcess {
     KsmKernelValue profit;      /* bytes, signed */
 } KsmKernelProcess;
 
-/* A range of addresses of this process, and what /proc/self/smaps says. */
+/* A range of addresses of this process, in /proc/self/smaps. */
 typedef struct KsmKernelRange {
     uintptr_t start;            /* in */
     size_t size;                /* in */

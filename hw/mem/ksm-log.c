@@ -1,21 +1,20 @@
 /*
- * QEMU's dirty log, for whoever merges guest RAM
+ * QEMU's dirty log as a source of written pages
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A user of the log (GLOBAL_DIRTY_KSM) beside migration, dirty rate and dirty
- * limit, with a bitmap of its own (DIRTY_MEMORY_KSM): every write sets a bit
- * for each user, and each clears its own.  What is common to all is that the
- * accelerator then has to notice the next write to the page again.  To ask
- * for that sooner than the others expect would spoil what they measure: while
- * anybody else uses the log we only take what they have asked for.
+ * Merging is a user of the log (GLOBAL_DIRTY_KSM) beside migration, dirty rate
+ * and dirty limit, with a bitmap of its own (DIRTY_MEMORY_KSM): every write
+ * sets a bit for each user, and each clears its own.  All share one step: the
+ * accelerator has to notice the next write to the page again.  Asking for that
+ * sooner than the others expect would spoil their figures: while anybody else
+ * uses the log we only take the bits that they have asked for.
  *
- * What the log does not see is missed: a hint.  It sees vCPUs, devices of
- * QEMU and vhost; it does not see what a thread writes through a pointer
- * (loadvm, an incoming migration).
+ * The log is a hint.  It sees writes of vCPUs, QEMU's devices and vhost, but
+ * not those of a thread through a pointer (loadvm, an incoming migration).
  *
- * The bits go through a bitmap here, since asking needs the BQL, which the
- * thread that merges must not wait for.
+ * Asking needs the BQL, for which the merging thread must not wait: so the
+ * bits pass through a bitmap here.
  */
 
 #include "qemu/osdep.h"
@@ -56,7 +55,7 @@ struct KsmLog {
     RAMBlock *block;
     size_t words;           /* of its bitmap */
     size_t synced;          /* words that this sync is done with */
-    bool unknown;           /* what was written before this sync */
+    bool unknown;           /* all count as written before this sync */
     unsigned long *written;
     QLIST_ENTRY(KsmLog) next;
 };

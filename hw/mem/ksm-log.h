@@ -1,16 +1,16 @@
 /*
- * QEMU's dirty log, for whoever merges guest RAM
+ * QEMU's dirty log as a source of written pages
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * All functions are called with the BQL held, but ksm_log_take().
+ * Callers hold the BQL, except those of ksm_log_take().
  */
 #ifndef HW_MEM_KSM_LOG_H
 #define HW_MEM_KSM_LOG_H
 
 #include "exec/cpu-common.h"
 
-/* What was written to one RAM block. */
+/* The written pages of one RAM block. */
 typedef struct KsmLog KsmLog;
 
 /* False with @errp set if there can be no log of the pages libksm knows. */
@@ -21,21 +21,21 @@ KsmLog *ksm_log_new(RAMBlock *block);
 void ksm_log_free(KsmLog *log);
 
 /*
- * Begins or ends to log; nothing if that is so already.  What was written
- * while it was off is not known: then all pages count as written.
+ * Switches logging on or off, if it is not so already.  Writes are not seen
+ * while it is off: then all pages count as written.
  */
 void ksm_log_switch(bool on);
 
-/* Something has been written that the log does not see: as at first. */
+/* Something was written past the log: all pages count as written. */
 void ksm_log_forget(void);
 
 /*
- * Gathers what was written to all RAM blocks, and begins anew.  A piece of
- * it, so that the main loop is not held up: false as long as there is more.
+ * Collects the written pages of all RAM blocks, piece by piece, so that the
+ * main loop is not held up: false as long as there is more.
  */
 bool ksm_log_sync(void);
 
-/* CPU time that took until now, in ns. */
+/* CPU time of all syncs until now, in ns. */
 uint64_t ksm_log_time(void);
 
 /*

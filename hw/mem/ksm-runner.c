@@ -1,11 +1,11 @@
 /*
- * The threads in which libksm's engines run
+ * The iothread that steps libksm's engine
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * An engine is stepped by a timer in an iothread.  The engine's lock is held
- * during a step and a vCPU may be waiting for a page that has been taken out,
- * so a step never takes the BQL or waits for anything else of QEMU's.
+ * A timer in the iothread steps the engine.  The engine's lock is held during
+ * a step and a vCPU may be waiting for a page that has been taken out, so a
+ * step never takes the BQL or waits for anything else of QEMU's.
  */
 
 #include "qemu/osdep.h"
@@ -18,7 +18,6 @@
 #include "ksm-log.h"
 #include "ksm-runner.h"
 #include "ksm-vmas.h"
-#include "system/hostmem-ksm.h"
 #include "trace.h"
 
 struct KsmRunner {
@@ -142,7 +141,7 @@ bool ksm_runner_check(const KsmRunnerKey *key, Error **errp)
 
     if (property) {
         error_setg(errp, "property '%s' must be the same for all objects "
-                   TYPE_MEMORY_BACKEND_KSM " with scope=zero or scope=vm",
+                   "memory-backend-ksm with scope=zero or scope=vm",
                    property);
         return false;
     }
@@ -163,10 +162,7 @@ KsmRunner *ksm_runner_get(const KsmRunnerKey *key, Error **errp)
     return current;
 }
 
-/*
- * In the main thread, whose BH it is; and dropping an iothread may mean
- * waiting for it to end.
- */
+/* In the main thread: its BH is here, and an iothread may have to be ended. */
 static void runner_reclaim(void *opaque)
 {
     KsmRunner *runner = opaque;
@@ -205,14 +201,6 @@ void ksm_runner_put(KsmRunner *runner)
 KsmEngine *ksm_runner_engine(KsmRunner *runner)
 {
     return runner->engine;
-}
-
-void ksm_runner_tune(KsmRunner *runner, const KsmGuestTuning *tuning)
-{
-    ksm_engine_set_max_cpu(runner->engine, tuning->max_cpu);
-    ksm_engine_set_target_scan(runner->engine, tuning->target_scan_time);
-    ksm_engine_set_smart_scan(runner->engine, tuning->smart_scan);
-    ksm_runner_kick(runner);
 }
 
 /* 0: not known. */

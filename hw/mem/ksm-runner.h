@@ -1,25 +1,22 @@
 /*
- * The threads in which libksm's engines run
+ * The iothread that steps libksm's engine
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * An engine merges the memory of all guests (KsmGuest) that want the same of
- * it; it has no thread of its own and is stepped from an iothread.  All
- * functions are called with the BQL held.  Leaves to others: which memory
- * that is and what must not be done to it (ksm-guest.c).
+ * Callers hold the BQL.  Leaves to others: the engine's memory and its ops
+ * (ksm-guest.c).
  */
 #ifndef HW_MEM_KSM_RUNNER_H
 #define HW_MEM_KSM_RUNNER_H
 
-#include "hw/mem/ksm.h"
 #include "libksm.h"
 #include "system/iothread.h"
 
 typedef struct KsmRunner KsmRunner;
 
 /*
- * What the engine is made for.  All backends of a process share one engine,
- * so that their memory is merged with each other's, and must agree on it.
+ * The fixed properties of an engine.  All backends share one engine, so that
+ * their memory is merged with each other's, and must agree on these.
  */
 typedef struct KsmRunnerKey {
     KsmScope scope;
@@ -40,16 +37,13 @@ void ksm_runner_put(KsmRunner *runner);
 
 KsmEngine *ksm_runner_engine(KsmRunner *runner);
 
-/* Applies the tuning to the whole engine, except for "run". */
-void ksm_runner_tune(KsmRunner *runner, const KsmGuestTuning *tuning);
-
 /*
- * Divides vm.max_map_count between the engine and QEMU's coroutines, by the
- * devices there are and what is merged: to be called when that has changed.
+ * Divides vm.max_map_count between the engine and QEMU's coroutines.  To be
+ * called when devices have come or gone, and as merging goes on.
  */
 void ksm_runner_share_vmas(KsmRunner *runner);
 
-/* Something has changed that the engine cannot see: step it soon. */
+/* Steps the engine soon, after a change that it cannot see. */
 void ksm_runner_kick(KsmRunner *runner);
 
 #endif /* HW_MEM_KSM_RUNNER_H */

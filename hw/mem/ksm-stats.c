@@ -1,29 +1,28 @@
 /*
- * query-ksm-stats: what merging saves, what it costs, why nothing is merged
+ * query-ksm-stats: savings and cost of merging, and reasons against it
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Puts together what ksm-kernel.c reads and what the backends know.  Leaves
- * to others: how it looks in the human monitor (ksm-hmp-cmds.c).
+ * Joins the kernel's view (ksm-kernel.c) and QEMU's (ksm-guest.c,
+ * ksm-balloon.c).  Leaves to others: the human monitor (ksm-hmp-cmds.c).
  */
 
 #include "qemu/osdep.h"
 #include "block/thread-pool.h"
 #include "hw/mem/ksm-balloon.h"
-#include "hw/mem/ksm-compat.h"
-#include "hw/mem/ksm.h"
 #include "ksm-guest.h"
 #include "ksm-kernel.h"
+#include "ksm-schema.h"
+#include "ksm-stats.h"
 #include "qapi/error.h"
 #include "qapi/qapi-commands-ksm.h"
 #include "qapi/util.h"
 #include "qemu/coroutine.h"
 #include "qemu/main-loop.h"
-#include "qom/object_interfaces.h"
-#include "system/hostmem-ksm.h"
 
-static void reason_add(MemoryKsmReasonList **list, MemoryKsmReasonKind kind,
-                       const char *text, uint64_t pages)
+static void reason_add_pages(MemoryKsmReasonList **list,
+                             MemoryKsmReasonKind kind, const char *text,
+                             uint64_t pages)
 {
     MemoryKsmReason *reason = g_new0(MemoryKsmReason, 1);
 
@@ -39,6 +38,12 @@ static void reason_add(MemoryKsmReasonList **list, MemoryKsmReasonKind kind,
     (*list)->value = reason;
 }
 
+static void reason_add(MemoryKsmReasonList **list, MemoryKsmReasonKind kind,
+                       const char *text)
+{
+    reason_add_pages(list, kind, text, 0);
+}
+
 /* Copies a value that is known into an optional member of the schema. */
 #define COPY_KNOWN(to, member, from)            \
     do {                                        \
@@ -46,30 +51,27 @@ static void reason_add(MemoryKsmReasonList **list, MemoryKsmReasonKind kind,
         (to)->member = (from).value;            \
     } while (0)
 
-/*
- * Why the kernel merges nothing on this host.  Returns false if ksmd runs,
- * as far as can be seen.
- */
+/* Why the kernel merges nothing on this host.  False if ksmd seems to run. */
 static bool host_reasons(const KsmKernelHost *kernel,
                          MemoryKsmReasonList **list)
 {
     if (!kernel->present) {
         reason_add(list, MEMORY_KSM_REASON_KIND_NO_KERNEL_SUPPORT,
                    "there is no " KSM_KERNEL_SYSFS ": the kernel has no KSM, "
-                   "or /sys is not mounted", 0);
+                   "or /sys is not mounted");
         return true;
     }
     if (!kernel->run.known) {
         reason_add(list, MEMORY_KSM_REASON_KIND_UNREADABLE,
                    KSM_KERNEL_SYSFS "/run cannot be read, so it is not known "
-                   "whether ksmd runs", 0);
+                   "whether ksmd runs");
         return false;
     }
     if (kernel->run.value == 1) {
         if (kernel->pages_to_scan.known && !kernel->pages_to_scan.value) {
             reason_add(list, MEMORY_KSM_REASON_KIND_KSMD_STOPPED,
                        "ksmd runs, but is told to scan no pages; set "
-                       KSM_KERNEL_SYSFS "/pages_to_scan", 0);
+                       KSM_KERNEL_SYSFS "/pages_to_scan");
             return true;
         }
         return false;
@@ -80,11 +82,11 @@ static bool host_reasons(const KsmKernelHost *kernel,
                KSM_KERNEL_SYSFS "/run is 2); start it with "
                "'echo 1 > " KSM_KERNEL_SYSFS "/run'" :
                "ksmd does not run; start it with "
-               "'echo 1 > " KSM_KERNEL_SYSFS "/run'", 0);
+               "'echo 1 > " KSM_KERNEL_SYSFS "/run'");
     if (!kernel->may_start) {
         reason_add(list, MEMORY_KSM_REASON_KIND_NOT_PERMITTED,
                    "this process may not write " KSM_KERNEL_SYSFS "/run; the "
-                   "host's administrator has to start ksmd", 0);
+                   "host's administrator has to start ksmd");
     }
     return true;
 }
@@ -99,7 +101,7 @@ static MemoryKsmHostStats *host_stats(const KsmKernelHost *kernel)
     if (!stopped && kernel->pages_shared.known &&
         !kernel->pages_shared.value) {
         reason_add(&host->reasons, MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
-                   "ksmd has found nothing equal on this host yet", 0);
+                   "ksmd has found nothing equal on this host yet");
     }
     COPY_KNOWN(host, run, kernel->run);
     COPY_KNOWN(host, pages_to_scan, kernel->pages_to_scan);
@@ -132,7 +134,7 @@ static MemoryKsmProcessStats *process_stats(const KsmKernelProcess *kernel)
 typedef struct KsmStatsInput {
     KsmKernelHost host;
     KsmKernelProcess process;
-    GPtrArray *backends;        /* of HostMemoryBackendKsm, with references */
+    GPtrArray *guests;          /* of KsmGuest, with references */
     KsmKernelRange *ranges;     /* one for each of them */
 } KsmStatsInput;
 
@@ -147,9 +149,9 @@ static int input_read(void *opaque)
     ksm_kernel_read_host(KSM_KERNEL_SYSFS, &input->host);
     ksm_kernel_read_vmstat(KSM_KERNEL_VMSTAT, &input->host);
     ksm_kernel_read_process(KSM_KERNEL_PROC, &input->process);
-    if (input->backends->len) {
+    if (input->guests->len) {
         ksm_kernel_read_ranges(KSM_KERNEL_PROC, input->ranges,
-                               input->backends->len);
+                               input->guests->len);
     }
     return 0;
 }
@@ -167,24 +169,22 @@ static void input_read_unlocked(KsmStatsInput *input)
 }
 
 /* State and reasons of a backend whose memory the kernel merges. */
-static void kernel_backend_reasons(HostMemoryBackendKsm *ksm,
+static void kernel_backend_reasons(const KsmGuestRam *ram,
                                    const KsmStatsInput *input,
                                    const KsmKernelRange *range,
                                    MemoryKsmBackendStats *stats)
 {
-    int refused = ksm_guest_refused(ksm->guest);
-
-    if (!ksm->tuning.run) {
+    if (!ram->run) {
         stats->state = MEMORY_KSM_STATE_OFF;
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_RUN_OFF,
-                   "the property 'run' is off", 0);
+                   "the property 'run' is off");
         return;
     }
     stats->state = MEMORY_KSM_STATE_INHIBITED;
-    if (refused || (range->known && !range->mergeable)) {
+    if (ram->refused || (range->known && !range->mergeable)) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_REFUSED,
-                   refused ? strerror(refused)
-                           : "the memory is not marked as mergeable", 0);
+                   ram->refused ? strerror(ram->refused)
+                                : "the memory is not marked as mergeable");
         return;
     }
     if (host_reasons(&input->host, &stats->reasons)) {
@@ -196,17 +196,17 @@ static void kernel_backend_reasons(HostMemoryBackendKsm *ksm,
     }
     if (input->process.rmap_items.known && !input->process.rmap_items.value) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_NOT_SCANNED,
-                   "ksmd has not looked at this process yet", 0);
+                   "ksmd has not looked at this process yet");
     } else if (range->merged.known) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
-                   "ksmd has found nothing equal yet", 0);
+                   "ksmd has found nothing equal yet");
     } else if (stats->reasons == NULL) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_UNREADABLE,
-                   "the kernel does not say what is merged of this memory", 0);
+                   "the kernel does not say what is merged of this memory");
     }
 }
 
-static void kernel_backend_stats(HostMemoryBackendKsm *ksm,
+static void kernel_backend_stats(const KsmGuestRam *ram,
                                  const KsmStatsInput *input,
                                  const KsmKernelRange *range,
                                  MemoryKsmBackendStats *stats)
@@ -215,28 +215,13 @@ static void kernel_backend_stats(HostMemoryBackendKsm *ksm,
     stats->mergeable = range->mergeable;
     stats->has_pages_merged = range->merged.known;
     stats->pages_merged = range->merged.value / qemu_real_host_page_size();
-    kernel_backend_reasons(ksm, input, range, stats);
+    kernel_backend_reasons(ram, input, range, stats);
 }
 
 /* libksm's reasons, each with the pages it holds for. */
 static void engine_backend_reasons(const KsmGuestInfo *info,
                                    MemoryKsmBackendStats *stats)
 {
-    static const MemoryKsmReasonKind kinds[KSM_REASON_MAX] = {
-        [KSM_REASON_RUN_OFF] = MEMORY_KSM_REASON_KIND_RUN_OFF,
-        [KSM_REASON_INHIBITED] = MEMORY_KSM_REASON_KIND_INHIBITED,
-        [KSM_REASON_NOT_SCANNED] = MEMORY_KSM_REASON_KIND_NOT_SCANNED,
-        [KSM_REASON_VOLATILE] = MEMORY_KSM_REASON_KIND_VOLATILE,
-        [KSM_REASON_UNIQUE] = MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
-        [KSM_REASON_NOT_WORTH] = MEMORY_KSM_REASON_KIND_NOT_WORTH,
-        [KSM_REASON_PINNED] = MEMORY_KSM_REASON_KIND_PINNED,
-        [KSM_REASON_BUSY] = MEMORY_KSM_REASON_KIND_BUSY,
-        [KSM_REASON_VMA_LIMIT] = MEMORY_KSM_REASON_KIND_VMA_LIMIT,
-        [KSM_REASON_NO_MEMORY] = MEMORY_KSM_REASON_KIND_NO_MEMORY,
-        [KSM_REASON_COW_BROKEN] = MEMORY_KSM_REASON_KIND_COW_BROKEN,
-        [KSM_REASON_FREED] = MEMORY_KSM_REASON_KIND_FREED,
-    };
-
     for (int i = 0; info->has_stats && i < KSM_REASON_MAX; i++) {
         uint64_t pages = info->region.reasons[i];
 
@@ -245,7 +230,8 @@ static void engine_backend_reasons(const KsmGuestInfo *info,
                                            i == KSM_REASON_INHIBITED))) {
             continue;
         }
-        reason_add(&stats->reasons, kinds[i], ksm_reason_text(i), pages);
+        reason_add_pages(&stats->reasons, ksm_schema_reason(i),
+                         ksm_reason_text(i), pages);
     }
 }
 
@@ -268,9 +254,8 @@ static MemoryKsmStall *engine_stall(const KsmStats *engine)
     } while (0)
 
 /*
- * All backends share one engine.  What only the engine as a whole knows is
- * divided among them: the pages of the pool by who uses how many, memory by
- * size.
+ * All backends share one engine.  Its totals are divided among them: pages of
+ * the pool by use, memory by size.
  */
 static void engine_backend_saved(const KsmGuestInfo *info,
                                  MemoryKsmBackendStats *stats)
@@ -324,23 +309,23 @@ static void engine_backend_counts(const KsmGuestInfo *info,
     stats->stall = engine_stall(engine);
 }
 
-static void engine_backend_stats(HostMemoryBackendKsm *ksm,
+static void engine_backend_stats(KsmGuest *guest, const KsmGuestRam *ram,
                                  MemoryKsmBackendStats *stats)
 {
     KsmGuestInfo info;
 
-    ksm_guest_info(ksm->guest, &info);
+    ksm_guest_info(guest, &info);
     stats->state = info.state;
-    if (!ksm->tuning.run) {
+    if (!ram->run) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_RUN_OFF,
-                   info.inhibited, 0);
+                   info.inhibited);
     } else if (info.inhibited) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_INHIBITED,
-                   info.inhibited, 0);
+                   info.inhibited);
     }
     if (info.failure) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_REFUSED,
-                   info.failure, 0);
+                   info.failure);
     }
     engine_backend_reasons(&info, stats);
     if (info.has_stats) {
@@ -348,14 +333,14 @@ static void engine_backend_stats(HostMemoryBackendKsm *ksm,
     }
 }
 
-/* What the guest has given back, and why it does not. */
-static void freed_backend_stats(HostMemoryBackendKsm *ksm,
+/* Memory that the guest has given back, or why it does not. */
+static void freed_backend_stats(const KsmGuest *guest,
                                 MemoryKsmBackendStats *stats)
 {
     const char *inert = ksm_balloon_inert();
     KsmBalloonStats freed;
 
-    if (ksm_balloon_get_stats(ksm, &freed)) {
+    if (ksm_balloon_get_stats(guest, &freed)) {
         stats->has_free_hinted = true;
         stats->free_hinted = freed.hinted;
         stats->has_free_eager = true;
@@ -365,66 +350,55 @@ static void freed_backend_stats(HostMemoryBackendKsm *ksm,
     }
     if (inert) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_BALLOON_INERT,
-                   inert, 0);
+                   inert);
     }
 }
 
-static MemoryKsmBackendStats *backend_stats(HostMemoryBackendKsm *ksm,
+static MemoryKsmBackendStats *backend_stats(KsmGuest *guest,
                                             const KsmStatsInput *input,
                                             const KsmKernelRange *range)
 {
     MemoryKsmBackendStats *stats = g_new0(MemoryKsmBackendStats, 1);
+    KsmGuestRam ram = ksm_guest_ram(guest);
 
-    stats->id = g_strdup(object_get_canonical_path_component(OBJECT(ksm)));
-    stats->scope = ksm->scope;
-    stats->size = MEMORY_BACKEND(ksm)->size;
+    stats->id = g_strdup(ram.id);
+    stats->scope = ram.scope;
+    stats->size = ram.size;
     stats->has_resident = stats->has_used = stats->has_lazy_free = range->known;
     stats->resident = range->resident;
     stats->lazy_free = range->lazy_free;
     stats->used = range->resident - MIN(range->resident, range->lazy_free);
-    if (ksm_guest_is_ours(ksm->guest)) {
-        engine_backend_stats(ksm, stats);
+    if (ksm_guest_is_ours(guest)) {
+        engine_backend_stats(guest, &ram, stats);
     } else {
-        kernel_backend_stats(ksm, input, range, stats);
+        kernel_backend_stats(&ram, input, range, stats);
     }
-    freed_backend_stats(ksm, stats);
+    freed_backend_stats(guest, stats);
     return stats;
-}
-
-static int backend_collect(Object *obj, void *opaque)
-{
-    if (object_dynamic_cast(obj, TYPE_MEMORY_BACKEND_KSM) &&
-        MEMORY_BACKEND_KSM(obj)->guest) {
-        g_ptr_array_add(opaque, object_ref(obj));
-    }
-    return 0;
 }
 
 MemoryKsmStats *ksm_stats_query(void)
 {
-    g_autoptr(GPtrArray) backends = g_ptr_array_new_full(4, object_unref);
-    g_autofree KsmKernelRange *ranges = NULL;
+    g_autoptr(GPtrArray) guests = ksm_guests_get();
+    g_autofree KsmKernelRange *ranges = g_new0(KsmKernelRange, guests->len);
+    KsmStatsInput input = { .guests = guests, .ranges = ranges };
     MemoryKsmStats *stats = g_new0(MemoryKsmStats, 1);
-    KsmStatsInput input = { .backends = backends };
     MemoryKsmBackendStatsList **tail = &stats->backends;
 
-    object_child_foreach(object_get_objects_root(), backend_collect, backends);
-    input.ranges = ranges = g_new0(KsmKernelRange, backends->len);
-    for (unsigned i = 0; i < backends->len; i++) {
-        HostMemoryBackend *backend = MEMORY_BACKEND(backends->pdata[i]);
+    for (unsigned i = 0; i < guests->len; i++) {
+        KsmGuestRam ram = ksm_guest_ram(guests->pdata[i]);
 
-        ranges[i].start = (uintptr_t)memory_region_get_ram_ptr(&backend->mr);
-        ranges[i].size = memory_region_size(&backend->mr);
+        ranges[i].start = (uintptr_t)ram.host;
+        ranges[i].size = ram.size;
     }
     input_read_unlocked(&input);
     stats->host = host_stats(&input.host);
     stats->process = process_stats(&input.process);
-    for (unsigned i = 0; i < backends->len; i++) {
-        HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(backends->pdata[i]);
-
+    for (unsigned i = 0; i < guests->len; i++) {
         /* it may have been deleted meanwhile */
-        if (OBJECT(ksm)->parent) {
-            QAPI_LIST_APPEND(tail, backend_stats(ksm, &input, &ranges[i]));
+        if (!ksm_guest_is_deleted(guests->pdata[i])) {
+            QAPI_LIST_APPEND(tail, backend_stats(guests->pdata[i], &input,
+                                                 &ranges[i]));
         }
     }
     return stats;
@@ -438,20 +412,18 @@ MemoryKsmStats *coroutine_fn qmp_query_ksm_stats(Error **errp)
 void qmp_ksm_unmerge(const char *id, bool has_offset, uint64_t offset,
                      bool has_size, uint64_t size, Error **errp)
 {
-    Object *obj = object_resolve_path_component(object_get_objects_root(), id);
-    HostMemoryBackendKsm *ksm;
+    KsmGuest *guest = ksm_guest_find(id);
+    size_t all;
 
-    if (!obj || !object_dynamic_cast(obj, TYPE_MEMORY_BACKEND_KSM) ||
-        !MEMORY_BACKEND_KSM(obj)->guest) {
-        error_setg(errp, "there is no " TYPE_MEMORY_BACKEND_KSM
-                   " with the id '%s'", id);
+    if (!guest) {
+        error_setg(errp, "there is no memory-backend-ksm with the id '%s'",
+                   id);
         return;
     }
-    ksm = MEMORY_BACKEND_KSM(obj);
+    all = ksm_guest_ram(guest).size;
     offset = has_offset ? offset : 0;
     if (!has_size) {
-        size = MEMORY_BACKEND(ksm)->size - MIN(offset,
-                                               MEMORY_BACKEND(ksm)->size);
+        size = all - MIN(offset, all);
     }
-    ksm_guest_unmerge(ksm->guest, offset, size, errp);
+    ksm_guest_unmerge(guest, offset, size, errp);
 }

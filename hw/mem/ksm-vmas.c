@@ -1,15 +1,13 @@
 /*
- * Who may have how many mappings of vm.max_map_count
+ * One budget of mappings (vm.max_map_count) for merging and coroutines
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
- *
- * See ksm-vmas.h for the idea.
  */
 
 #include "qemu/osdep.h"
 #include "ksm-vmas.h"
 
-/* A stack and its guard page; a run and what it cuts off its neighbour. */
+/* A stack and its guard page; a run and the cut-off part of its neighbour. */
 #define VMAS_EACH 2
 
 KsmVmas ksm_vmas_share(uint64_t max_map_count, unsigned wanted, uint64_t runs)

@@ -1,12 +1,12 @@
 /*
- * Who may have how many mappings of vm.max_map_count
+ * One budget of mappings (vm.max_map_count) for merging and coroutines
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A process may have 65530 mappings unless told otherwise.  What is merged
- * takes two each run, a coroutine's stack takes two; QEMU ends when it cannot
- * have a stack, and its pool of coroutines by itself assumes that all but
- * KSM_VMAS_FIXED are for stacks.  So there is one budget for both.
+ * A process may have 65530 mappings by default.  A merged run takes two, and
+ * so does a coroutine's stack.  QEMU ends when it cannot have a stack, and its
+ * pool of coroutines assumes that all mappings but KSM_VMAS_FIXED are for
+ * stacks.
  */
 #ifndef HW_MEM_KSM_VMAS_H
 #define HW_MEM_KSM_VMAS_H
@@ -20,7 +20,7 @@ typedef struct KsmVmas {
 } KsmVmas;
 
 /*
- * @max_map_count: what the host allows
+ * @max_map_count: the host's limit
  * @wanted: coroutines that devices want to be pooled
  * @runs: runs that are merged now; these are not given back
  */

@@ -1,11 +1,11 @@
 /*
- * Tests of memory-backend-ksm with a virtio-balloon device: what becomes of
- * the memory that a guest gives back
+ * Tests of memory-backend-ksm with a virtio-balloon device: memory that a
+ * guest gives back
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The guest is played by the test, which also plays one that lies.  That a
- * real Linux gives memory back is for tests/e2e to show.
+ * The test plays the guest, and also one that lies.  tests/e2e has a real
+ * Linux that gives memory back.
  */
 
 #include "qemu/osdep.h"

@@ -1,6 +1,6 @@
 /*
- * Tests of memory-backend-ksm with scope=vm beside what else QEMU does with
- * guest RAM
+ * Tests of memory-backend-ksm with scope=vm beside other users of guest RAM
+ * in QEMU
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *

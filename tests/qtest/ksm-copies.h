@@ -4,8 +4,8 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * The test program is the guest: it writes RAM, waits until that is merged,
- * and reads it back after whatever may come in between.  What has to happen
- * is waited for, far longer than it takes; then the test has failed.
+ * and reads it back after some other event.  It waits far longer than anything
+ * takes, and fails then.
  */
 #ifndef TESTS_QTEST_KSM_COPIES_H
 #define TESTS_QTEST_KSM_COPIES_H

@@ -6,11 +6,11 @@
  *
  * The guest reads from a disk whose answer takes as long as the test wants.
  * Meanwhile the engine merges all around at full speed, and would merge the
- * buffer, which is part of a copy, if it was let to.
+ * buffer too, which is part of a copy.
  *
- * Two things keep it from that, and each has its tests: the kernel refuses to
- * take pinned pages out (reads of a real disk, in all ways QEMU has), and
- * where nothing is pinned QEMU's count of DMA mappings says so.
+ * Two things prevent that, and each has its tests: the kernel refuses to take
+ * pinned pages out (reads of a real disk, in all ways QEMU has), and QEMU
+ * counts DMA mappings, for where nothing is pinned.
  */
 
 #include "qemu/osdep.h"

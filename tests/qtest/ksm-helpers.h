@@ -1,5 +1,5 @@
 /*
- * What the tests of memory-backend-ksm share
+ * Helpers of the tests of memory-backend-ksm
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */

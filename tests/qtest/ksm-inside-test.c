@@ -1,6 +1,6 @@
 /*
- * Tests of memory-backend-ksm that need something done inside QEMU: a memory
- * error, and a look at who reads the kernel's files
+ * Tests of memory-backend-ksm that need code inside QEMU: a memory error, and
+ * a look at the thread that reads the kernel's files
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */

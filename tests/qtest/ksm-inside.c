@@ -1,11 +1,11 @@
 /*
- * What a test does, and sees, inside QEMU
+ * The part of a test inside QEMU
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Loaded into QEMU (LD_PRELOAD).  Memory errors are the kernel's to report, and
- * it lets nobody else send such a signal; which thread reads a file, and that
- * others go on meanwhile, is best seen there.
+ * Loaded into QEMU (LD_PRELOAD).  Only the kernel may send the signal of a
+ * memory error to another process; and only here a test sees which thread reads
+ * a file, and that others go on meanwhile.
  */
 
 #include "qemu/osdep.h"

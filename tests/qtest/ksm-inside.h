@@ -1,5 +1,5 @@
 /*
- * What a test does, and sees, inside QEMU
+ * The part of a test inside QEMU
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */

@@ -4,8 +4,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * No guest runs: the test writes guest memory itself, so it knows what has to
- * be there.  tests/e2e has real guests.  Nothing depends on how long merging
+ * No guest runs: the test writes guest memory itself, so it knows its
+ * content.  tests/e2e has real guests.  Nothing depends on how long merging
  * takes.
  */
 

@@ -5,11 +5,11 @@
  *
  * Direct I/O on NFS, 9p and ceph looks the pages of a buffer up when it
  * begins, takes references that are no pins, and writes to those pages when
- * the server has answered, whatever is mapped at the buffer by then.  Not
+ * the server has answered, even if the buffer is mapped anew by then.  Not
  * every machine has such a file system, so this stands for one, between QEMU
  * and the C library: vmsplice() takes the same references.  A program cannot
- * write through them, but it can look: as long as what the guest writes is
- * seen here, what is written here is seen by the guest.
+ * write through them, but it can look: as long as it sees the guest's writes,
+ * the guest would see its writes.
  */
 
 #include "qemu/osdep.h"

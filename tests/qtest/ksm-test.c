@@ -1,11 +1,10 @@
 /*
- * Tests of memory-backend-ksm: its properties, what it refuses, scope=host
- * and query-ksm-stats
+ * Tests of memory-backend-ksm: its properties, its refusals, scope=host and
+ * query-ksm-stats
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Nothing here starts ksmd or waits for it: that real guests are merged is
- * for tests/e2e to show.
+ * Nothing here starts ksmd or waits for it: tests/e2e merges real guests.
  */
 
 #include "qemu/osdep.h"

@@ -5,8 +5,8 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * The test program is the guest: it writes RAM, waits until that is merged,
- * and reads it back after whatever may come in between.  Nothing here
- * measures time; what has to happen is waited for, as long as it takes.
+ * and reads it back after some other event.  Nothing here measures time; the
+ * tests wait as long as it takes.
  */
 
 #include "qemu/osdep.h"

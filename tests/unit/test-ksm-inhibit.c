@@ -1,12 +1,12 @@
 /*
- * Tests of hw/mem/ksm-inhibit.c and ksm-dma.c: for what guest RAM must not be
- * merged
+ * Tests of hw/mem/ksm-inhibit.c and ksm-dma.c: conditions under which guest
+ * RAM must not be merged
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The rest of QEMU, and the kernel's version, are what a test says they are:
- * few machines have the devices and none has both kernels.  That the engine
- * heeds the reasons is for tests/qtest/ksm-*-test to show.
+ * Each test fakes the rest of QEMU and the kernel's version: few machines have
+ * the devices and none has both kernels.  tests/qtest/ksm-*-test show that the
+ * engine heeds the reasons.
  */
 
 #include "qemu/osdep.h"
@@ -15,6 +15,7 @@
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm-hooks.h"
 #include "hw/qdev-core.h"
+#include "libksm.h"
 #include "migration/misc.h"
 #include "qemu/module.h"
 #include "qom/object.h"
@@ -22,9 +23,9 @@
 #include "system/runstate.h"
 #include <sys/utsname.h>
 #include "../../hw/mem/ksm-dma.h"
-#include "../../hw/mem/ksm-guest.h"
+#include "../../hw/mem/ksm-inhibit.h"
 
-/* What is so; RUN_STATE__MAX: an ordinary state. */
+/* The faked conditions. */
 static struct {
     bool discards_disabled;
     bool incoming_postcopy;

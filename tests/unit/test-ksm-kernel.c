@@ -1,5 +1,5 @@
 /*
- * Tests of what hw/mem/ksm-kernel.c makes of the kernel's files
+ * Tests of hw/mem/ksm-kernel.c on made-up files
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */

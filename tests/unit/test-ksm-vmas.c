@@ -1,6 +1,5 @@
 /*
- * Tests of hw/mem/ksm-vmas.c, and of the pool of coroutines that has to keep
- * to it
+ * Tests of hw/mem/ksm-vmas.c, and of the pool of coroutines under its limit
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */

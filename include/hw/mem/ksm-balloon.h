@@ -3,16 +3,16 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * virtio-balloon asks here before it discards: RAM of a memory-backend-ksm is
- * given back as the backend's property 'free-policy' says, other RAM is left
- * to the caller.  All functions are called with the BQL held.
+ * virtio-balloon asks here before it discards.  The property 'free-policy'
+ * decides how RAM of a memory-backend-ksm is given back; other RAM is left to
+ * the caller.  Callers hold the BQL.
  */
 #ifndef HW_MEM_KSM_BALLOON_H
 #define HW_MEM_KSM_BALLOON_H
 
 #include "hw/mem/ksm.h"
 
-/* What becomes of the RAM of one memory-backend-ksm that is given back. */
+/* The giving back of the RAM of one memory-backend-ksm. */
 typedef struct KsmBalloon KsmBalloon;
 
 /* Pages of one backend that were given back, since it was made. */
@@ -44,16 +44,15 @@ bool ksm_balloon_collect(RAMBlock *rb, uint64_t start, size_t length);
 void ksm_balloon_flush(void);
 
 /**
- * ksm_balloon_new: for the memory of @backend, which must be there.
+ * ksm_balloon_new: for the RAM of @guest, which must be freed after it.
  */
-KsmBalloon *ksm_balloon_new(HostMemoryBackendKsm *backend);
+KsmBalloon *ksm_balloon_new(KsmGuest *guest, MemoryKsmFreePolicy policy);
 void ksm_balloon_free(KsmBalloon *balloon);
 
 /**
  * ksm_balloon_get_stats: Return: false if it is not known.
  */
-bool ksm_balloon_get_stats(HostMemoryBackendKsm *backend,
-                           KsmBalloonStats *stats);
+bool ksm_balloon_get_stats(const KsmGuest *guest, KsmBalloonStats *stats);
 
 /**
  * ksm_balloon_inert: why the guest gives nothing back, or nothing of that is

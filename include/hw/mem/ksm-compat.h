@@ -1,6 +1,5 @@
 /*
- * What differs between the QEMU versions that the files of
- * memory-backend-ksm are built with
+ * Differences between QEMU versions
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */

@@ -1,10 +1,10 @@
 /*
- * Merging of guest RAM: what QEMU's memory core calls
+ * Merging of guest RAM: the calls in QEMU's memory core
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The lines that scripts/graft inserts into QEMU's files call these.  For RAM
- * that is not merged here a test of a pointer is all that they do.
+ * scripts/graft inserts them.  For RAM that libksm does not merge they cost a
+ * test of a pointer.
  */
 #ifndef HW_MEM_KSM_HOOKS_H
 #define HW_MEM_KSM_HOOKS_H
@@ -18,8 +18,8 @@ typedef struct KsmGuest KsmGuest;
 /**
  * ksm_guest_discard: discards a range of RAM, as ram_block_discard_range().
  *
- * MADV_DONTNEED on a merged range would bring back what was merged rather
- * than zeroes.
+ * MADV_DONTNEED on a merged range would bring back its content rather than
+ * zeroes.
  *
  * Return: true with @ret set, or false if there is nothing merged and the
  * caller may go on as always.
@@ -31,8 +31,8 @@ bool ksm_guest_discard(KsmGuest *guest, uint64_t start, size_t length,
  * ksm_guest_dma_map, ksm_guest_dma_unmap: a device is given the address of
  * RAM to write to, and is done with it.
  *
- * What a device writes without the page tables would be lost if the page was
- * replaced meanwhile.
+ * Its writes past the page tables would be lost if the page was replaced
+ * meanwhile.
  */
 void ksm_guest_dma_map(KsmGuest *guest, uint64_t start, uint64_t length);
 void ksm_guest_dma_unmap(KsmGuest *guest, uint64_t start, uint64_t length);
@@ -49,9 +49,9 @@ bool ksm_guest_makes_room(KsmGuest *guest);
  * userfaultfd on it (background snapshot).  Merging goes on by itself
  * when that is over.
  *
- * Called without the BQL, by the thread of a migration that has begun, which
- * is what keeps merging from being resumed.  Takes a minute for 100 GiB;
- * nobody waits for more than a small part of that.
+ * Called without the BQL, by the thread of a migration that has begun: until
+ * that ends merging is not resumed.  Takes a minute for 100 GiB; nobody waits
+ * for more than a small part of that.
  */
 void ksm_guests_make_room(void);
 

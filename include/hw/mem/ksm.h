@@ -1,19 +1,35 @@
 /*
- * Merging of guest RAM: what the object memory-backend-ksm and the monitor
- * need of hw/mem/ksm-*.c
+ * Merging of guest RAM, for the object memory-backend-ksm
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Each file of hw/mem/ksm-*.c uses only those below it:
+ *
+ *   backends/hostmem-ksm.c, hmp-cmds
+ *   stats
+ *   balloon
+ *   guest
+ *   runner, dma
+ *   log, vmas, inhibit, host, kernel, schema
  */
 #ifndef HW_MEM_KSM_H
 #define HW_MEM_KSM_H
 
-#include "qapi/qapi-types-ksm.h"
 #include "qapi/qapi-types-qom.h"
+#include "system/iothread.h"
 
 /* The RAM of one memory-backend-ksm. */
 typedef struct KsmGuest KsmGuest;
 
-typedef struct HostMemoryBackendKsm HostMemoryBackendKsm;
+/* Fixed properties of the RAM. */
+typedef struct KsmGuestConfig {
+    MemoryKsmScope scope;
+    MemoryKsmDirtyTracking dirty_tracking;
+    MemoryKsmFreePolicy free_policy;
+    IOThread *iothread;         /* NULL: the internal one */
+    int node;                   /* merge with RAM of the same only; -1: any */
+    bool dump;                  /* core dumps have it, at first */
+} KsmGuestConfig;
 
 /* Properties that may change while the guest runs. */
 typedef struct KsmGuestTuning {
@@ -26,19 +42,19 @@ typedef struct KsmGuestTuning {
 /**
  * ksm_guest_check: can RAM be merged in this way at all?
  *
- * @backend: its properties; its memory is not there yet
- *
  * Return: true, or false with @errp set to what is missing and the remedy.
  */
-bool ksm_guest_check(const HostMemoryBackendKsm *backend, Error **errp);
+bool ksm_guest_check(const KsmGuestConfig *config, Error **errp);
 
 /**
- * ksm_guest_new: gives the memory of a backend to whoever merges it.
+ * ksm_guest_new: begins to merge RAM.
  *
- * Return: never NULL: what cannot be merged is shown by query-ksm-stats,
- * and the guest runs on.
+ * @mr: RAM, whose owner has an id and calls ksm_guest_free() when finalized
+ *
+ * Return: never NULL: query-ksm-stats tells why RAM is not merged.
  */
-KsmGuest *ksm_guest_new(HostMemoryBackendKsm *backend);
+KsmGuest *ksm_guest_new(MemoryRegion *mr, const KsmGuestConfig *config,
+                        const KsmGuestTuning *tuning);
 
 /**
  * ksm_guest_free: the memory has been freed.
@@ -46,32 +62,26 @@ KsmGuest *ksm_guest_new(HostMemoryBackendKsm *backend);
 void ksm_guest_free(KsmGuest *guest);
 
 /**
- * ksm_guest_tune: the backend's tuning has changed.
+ * ksm_guest_tune: the tuning has changed.
  *
- * Return: true, or false with @errp set when the memory could not be
- * unmerged.
+ * Return: true, or false with @errp set: it could not be unmerged.
  */
-bool ksm_guest_tune(KsmGuest *guest, Error **errp);
+bool ksm_guest_tune(KsmGuest *guest, const KsmGuestTuning *tuning,
+                    Error **errp);
 
 /**
- * ksm_guest_set_dump: core dumps are to have the memory, or not.  To be called
- * before that is changed for all of the memory.
+ * ksm_guest_set_dump: to be called before the caller marks all of the memory
+ * for core dumps, or the contrary.
  */
 void ksm_guest_set_dump(KsmGuest *guest, bool dump);
 
 /**
  * ksm_guest_unmerge: gives a range of the RAM memory of its own again, with
- * its content.  The backend's property "run" must be off.
+ * its content.  Its property "run" must be off.
  *
  * Return: true, or false with @errp set; then part of it may be unmerged.
  */
 bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
                        Error **errp);
-
-/**
- * ksm_guest_refused: errno of the kernel's refusal to mark the memory as
- * mergeable, 0 if there was none.
- */
-int ksm_guest_refused(const KsmGuest *guest);
 
 #endif /* HW_MEM_KSM_H */

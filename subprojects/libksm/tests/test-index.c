@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <glib.h>
 
@@ -491,6 +492,62 @@ static void test_memory(void)
     prim = prim_real;
 }
 
+/* Pages of the table that are in the page tables. */
+static size_t present_pages(const KsmIndex *x)
+{
+    size_t n = x->now.n_lines * sizeof(IndexLine) / 4096, present = 0;
+    int fd = prim_real.open_read("/proc/self/pagemap");
+    uint64_t entry;
+
+    g_assert(fd >= 0);
+    for (size_t i = 0; i < n; i++) {
+        off_t at = ((uintptr_t)x->now.line / 4096 + i) * sizeof(entry);
+
+        g_assert(prim_real.read_at(fd, &entry, sizeof(entry), at) ==
+                 sizeof(entry));
+        present += entry >> 63;
+    }
+    prim_real.close(fd);
+    return present;
+}
+
+static long faults(void)
+{
+    struct rusage usage;
+
+    g_assert(getrusage(RUSAGE_SELF, &usage) == 0);
+    return usage.ru_minflt;
+}
+
+/* What was never written is not read: each page of it costs one fault. */
+static void test_untouched(void)
+{
+    KsmIndex *x = index_new(1000000);
+    long before;
+
+    for (uint32_t i = 0; i < PLACES; i++) {
+        hash_of[i] = i * UINT32_C(2654435761);
+        g_assert(index_lookup(x, hash_of[i]) == PLACE_NONE);
+        index_prefetch(x, hash_of[i]);
+        index_remove(x, hash_of[i], i);
+    }
+    g_assert(present_pages(x) == 0);
+    before = faults();
+    for (uint32_t i = 0; i < 1000; i++) {
+        g_assert(index_insert(x, hash_of[i], i));
+    }
+    before = faults() - before;
+    g_test_message("%ld faults, %zu pages", before, present_pages(x));
+    g_assert(present_pages(x) > 500);
+#ifndef KSM_TSAN
+    g_assert(before < present_pages(x) * 3 / 2);
+#endif
+    for (uint32_t i = 0; i < PLACES; i++) {
+        g_assert(index_lookup(x, hash_of[i]) == (i < 1000 ? i : PLACE_NONE));
+    }
+    index_done(x);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -508,5 +565,6 @@ int main(int argc, char **argv)
     g_test_add_func("/index/absent", test_absent);
     g_test_add_func("/index/grow-crowded", test_grow_crowded);
     g_test_add_func("/index/memory", test_memory);
+    g_test_add_func("/index/untouched", test_untouched);
     return g_test_run();
 }

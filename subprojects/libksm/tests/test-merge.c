@@ -12,6 +12,8 @@
 
 #include "engine/discard.h"
 #include "engine/state.h"
+#include "memory/admit.h"
+#include "memory/attr.h"
 #include "watch/free.h"
 #include "base/prim.h"
 #include "util.h"
@@ -1468,7 +1470,8 @@ static void made_start(void)
 static void made_end(KsmRegion *r)
 {
     if (r) {
-        region_free(r);
+        region_fini(r);
+        g_free(r);
     }
     if (made.smaps) {
         g_string_free(made.smaps, true);
@@ -1477,15 +1480,22 @@ static void made_end(KsmRegion *r)
     prim = prim_real;
 }
 
-/* Of @n pages; NULL and what the error says, if that is not NULL. */
+/* Of @n pages; NULL if it is not admitted, and that because of @why. */
 static KsmRegion *made_region(size_t n, const char *why)
 {
     static const KsmRegionOps ops = { .mapped = made_owner };
-    g_autoptr(GError) error = NULL;
-    KsmRegion *r = region_new(NULL, MADE, n * PAGE, -1, &ops, &made, &error);
+    KsmRegion *r = g_new0(KsmRegion, 1);
+    const char *refused;
 
-    g_assert(!r == !!why && !r == !!error);
-    g_assert(!why || strstr(error->message, why));
+    region_init(r, MADE, n * PAGE, -1, &ops, &made);
+    refused = admit(r);
+    g_assert(!refused == !why);
+    g_assert(!why || strstr(refused, why));
+    if (refused) {
+        g_free(r);
+        return NULL;
+    }
+    g_assert(region_alloc(r) == 0);
     return r;
 }
 

@@ -1734,6 +1734,38 @@ static void test_readable(Fixture *f, gconstpointer data)
     prim.advise = prim_real.advise;
 }
 
+static ssize_t scan_fails(PmScan *scan)
+{
+    return -ENOMEM;
+}
+
+/* What was compared before is in the page tables: nothing is to be mapped. */
+static void test_readable_mapped(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    uint32_t slot = take_one(f, 'r');
+
+    pool_user_add(p, slot);
+    pool_user_add(p, slot);
+    g_assert(pool_readable(p, slot, 1) == 0);
+    prim.advise = advise_note;
+    advise_ret = -ENOMEM;
+    g_assert(pool_readable(p, slot, 1) == -ENOMEM);     /* new: not asked */
+    pool_user_add(p, slot);
+    g_assert(pool_readable(p, slot, 1) == 0);
+    g_assert(pool_readable(p, slot, 2) == -ENOMEM);     /* one is not mapped */
+    prim.pagemap = scan_fails;
+    g_assert(pool_readable(p, slot, 1) == -ENOMEM);
+    prim.pagemap = prim_real.pagemap;
+    g_assert(madvise(p->view, p->capacity * PAGE_BYTES, MADV_DONTNEED) == 0);
+    advise_ret = -EHWPOISON;
+    g_assert(pool_readable(p, slot, 1) == -EFAULT);
+    prim.advise = prim_real.advise;
+    for (unsigned i = 0; i < 3; i++) {
+        pool_user_drop(p, slot);
+    }
+}
+
 /* Blocks begin at multiples of 512, and are had again. */
 static void test_blocks(Fixture *f, gconstpointer data)
 {
@@ -1952,6 +1984,7 @@ int main(int argc, char **argv)
     ADD(allocate);
     ADD(fill);
     ADD(readable);
+    ADD(readable_mapped);
     ADD(blocks);
     ADD(pattern_node);
     ADD(pattern_grows);

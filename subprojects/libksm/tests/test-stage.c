@@ -647,6 +647,104 @@ static void test_same(gconstpointer data)
     scene_end(&s);
 }
 
+/*
+ * The process is at its limit of mappings: none can be split, be it to register
+ * a part of one or to unregister it.
+ */
+static int no_register(const UffdRange *range, unsigned mode)
+{
+    return in_mem(range->addr) && (mode & UFFD_MISSING)
+           ? -ENOMEM : prim_real.uffd_register(range, mode);
+}
+
+static int no_unregister(const UffdRange *range)
+{
+    return in_mem(range->addr) ? -ENOMEM : prim_real.uffd_unregister(range);
+}
+
+/* Nothing is merged, and nobody waits for that. */
+static void test_limit(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    prim.uffd_register = no_register;
+    prim.uffd_unregister = no_unregister;
+    util_passes(s.e, 4);
+    g_assert(mem_anonymous(s.b, 0, PAGES) == PAGES);
+    g_assert(h.paused_us == 0);
+    prim.uffd_register = prim_real.uffd_register;
+    prim.uffd_unregister = prim_real.uffd_unregister;
+    ksm_rescan(s.e);
+    util_passes(s.e, 6);
+    g_assert(mem_anonymous(s.b, 0, PAGES) == 0);
+    mem_check(s.b);
+    scene_end(&s);
+}
+
+/* Registers half of it before it comes to a mapping that it cannot split. */
+static const char *half_end;
+
+static int half_register(const UffdRange *range, unsigned mode)
+{
+    UffdRange half = *range;
+
+    if (!in_mem(range->addr) || !(mode & UFFD_MISSING)) {
+        return prim_real.uffd_register(range, mode);
+    }
+    half.len = range->len / PAGE / 2 * PAGE;
+    half_end = (char *)half.addr + half.len;
+    g_assert(half.len && prim_real.uffd_register(&half, mode) == 0);
+    return -ENOMEM;
+}
+
+static int half_unregister(const UffdRange *range)
+{
+    return in_mem(range->addr) && (char *)range->addr + range->len > half_end
+           ? -ENOMEM : prim_real.uffd_unregister(range);
+}
+
+/* Is part of the memory registered so that its users may wait? */
+static bool someone_waits(const Mem *m)
+{
+    g_autofree char *text = prim_read_file("/proc/self/smaps", NULL);
+    g_auto(GStrv) lines = g_strsplit(text, "\n", -1);
+    unsigned long start, end;
+    bool inside = false, found = false;
+
+    for (unsigned i = 0; lines[i]; i++) {
+        if (sscanf(lines[i], "%lx-%lx ", &start, &end) == 2) {
+            inside = in_mem((void *)start);
+        }
+        found |= inside && g_str_has_prefix(lines[i], "VmFlags:") &&
+                 strstr(lines[i], " um");
+    }
+    return found;
+}
+
+/* What was registered is given back, without splitting anything. */
+static void test_limit_half(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    half_end = NULL;
+    /* so that what is isolated ends before its mapping does */
+    mem_fill_run(s.b, PAGES - 64, 64, 99999, 1);
+    prim.uffd_register = half_register;
+    prim.uffd_unregister = half_unregister;
+    util_passes(s.e, 4);
+    g_assert(half_end && h.paused_us == 0);
+    g_assert(!someone_waits(s.b));
+    prim.uffd_register = prim_real.uffd_register;
+    prim.uffd_unregister = prim_real.uffd_unregister;
+    scene_end(&s);
+}
+
 /* Neither ever ends: then the guest's own data is what counts. */
 static void test_patience(void)
 {
@@ -673,7 +771,10 @@ static unsigned n_bad;
 /* As with failed memory, who touches the page in the view gets a signal. */
 static void slot_fails(uint32_t slot)
 {
-    g_assert(mprotect(h.e->content.pool.view + slot * PAGE, PAGE, PROT_NONE) == 0);
+    char *page = h.e->content.pool.view + slot * PAGE;
+
+    g_assert(mprotect(page, PAGE, PROT_NONE) == 0);
+    g_assert(madvise(page, PAGE, MADV_DONTNEED) == 0);
     bad_slot[n_bad++] = slot;
 }
 
@@ -870,6 +971,8 @@ int main(int argc, char **argv)
     g_test_add_data_func("/stage/same/copied", GUINT_TO_POINTER(3000),
                          test_same);
     g_test_add_func("/stage/same/patience", test_patience);
+    g_test_add_func("/stage/limit", test_limit);
+    g_test_add_func("/stage/limit/half", test_limit_half);
     g_test_add_func("/stage/pool", test_pool);
     g_test_add_func("/stage/pattern", test_pattern);
     return g_test_run();

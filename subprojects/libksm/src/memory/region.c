@@ -24,6 +24,7 @@ void page_set(KsmRegion *r, size_t page, PageState state)
     KsmChunk *c = page_chunk(r, page);
     uint8_t old = r->state[page];
     PageState was = old & PAGE_STATE_MASK;
+    int gain = state_gains(state) - state_gains(was);
 
     if (old & PAGE_WRITTEN) {
         c->written--;
@@ -35,9 +36,8 @@ void page_set(KsmRegion *r, size_t page, PageState state)
     r->count[was]--;
     r->count[state]++;
     c->fresh += (state == PAGE_NEW) - (was == PAGE_NEW);
-    c->gain += state_gains(state) - state_gains(was);
-    r->gain[c->why_not] += state_gains(state);
-    r->gain[c->why_not] -= state_gains(was);
+    c->gain += gain;
+    r->gain[c->why_not] += gain;
     c->mapped += state_maps(state) - state_maps(was);
     c->broken += (state == PAGE_BROKEN) - (was == PAGE_BROKEN);
     c->given += (state == PAGE_GIVEN) - (was == PAGE_GIVEN);

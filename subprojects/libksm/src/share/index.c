@@ -28,7 +28,8 @@ G_STATIC_ASSERT(sizeof(IndexLine) == 64);
 #define MEMORY_LINES 32768u
 
 /* The two lines of @t where a hash may stand. */
-static size_t line_number(const IndexTable *t, uint32_t hash, unsigned which)
+static inline size_t line_number(const IndexTable *t, uint32_t hash,
+                                 unsigned which)
 {
     uint32_t h = hash;
 
@@ -39,12 +40,14 @@ static size_t line_number(const IndexTable *t, uint32_t hash, unsigned which)
     return ((uint64_t)h * t->n_lines) >> 32;
 }
 
-/* That line of the old table; NULL: it was moved, or there is no old table. */
-static IndexLine *old_line(const KsmIndex *x, uint32_t hash, unsigned which)
-{
-    size_t i = line_number(&x->old, hash, which);
+#define TOUCH_LINES 64u     /* that a bit stands for: a page */
 
-    return i < x->moved || !x->old.n_lines ? NULL : &x->old.line[i];
+/* NULL: nothing was ever put there. */
+static inline IndexLine *line_at(const IndexTable *t, size_t i)
+{
+    size_t bit = i / TOUCH_LINES;
+
+    return t->touched[bit / 64] >> (bit % 64) & 1 ? &t->line[i] : NULL;
 }
 
 void index_init(KsmIndex *x, IndexHash hash_of, void *opaque)
@@ -59,7 +62,8 @@ static void table_free(IndexTable *t)
     if (t->line) {
         prim.unmap(t->line, t->n_lines * sizeof(*t->line));
     }
-    *t = (IndexTable) { NULL, 0 };
+    g_free(t->touched);
+    *t = (IndexTable) { NULL };
 }
 
 void index_free(KsmIndex *x)
@@ -83,6 +87,7 @@ static int index_grow(KsmIndex *x, size_t n_lines)
     if (!new.line) {
         return -ENOMEM;
     }
+    new.touched = g_new0(uint64_t, n_lines / TOUCH_LINES / 64 + 1);
     if (x->count) {
         x->old = x->now;
     } else {
@@ -120,12 +125,26 @@ static bool line_put(IndexLine *l, uint32_t hash, uint32_t place)
     return false;
 }
 
+/* As line_at(), for writing. */
+static IndexLine *line_touch(const IndexTable *t, size_t i)
+{
+    size_t bit = i / TOUCH_LINES;
+
+    if (!line_at(t, i)) {
+        /* volatile: before anything of the page is read */
+        *(volatile uint8_t *)&t->line[i].used = 0;
+        t->touched[bit / 64] |= UINT64_C(1) << (bit % 64);
+    }
+    return &t->line[i];
+}
+
 static bool table_put(const IndexTable *t, uint32_t hash, uint32_t place)
 {
-    IndexLine *a = &t->line[line_number(t, hash, 0)];
-    IndexLine *b = &t->line[line_number(t, hash, 1)];
+    size_t i = line_number(t, hash, 0), k = line_number(t, hash, 1);
+    const IndexLine *a = line_at(t, i), *b = line_at(t, k);
+    bool second = (b ? b->used : 0) < (a ? a->used : 0);
 
-    return line_put(b->used < a->used ? b : a, hash, place);
+    return line_put(line_touch(t, second ? k : i), hash, place);
 }
 
 /* What was moved is not needed any more: the old table shrinks. */
@@ -203,46 +222,76 @@ IndexWork index_step(KsmIndex *x)
     return x->wanted ? INDEX_CROWDED : INDEX_GROWS;
 }
 
-static uint32_t line_find(const KsmIndex *x, const IndexLine *l,
-                          uint32_t hash)
+/* A bit of each byte that is @print; others may be set, if one is. */
+static inline uint64_t bytes_like(const uint8_t *bytes, uint8_t print)
 {
-    uint8_t print = hash;
+    const uint64_t ones = UINT64_C(0x0101010101010101);
+    uint64_t word;
 
-    for (unsigned k = 0; k < LINE_ENTRIES; k++) {
-        if (l->print[k] == print && l->entry[k] &&
-            x->hash_of(x->opaque, ~l->entry[k]) == hash) {
-            return ~l->entry[k];
+    memcpy(&word, bytes, sizeof(word));
+    word ^= print * ones;
+    return (word - ones) & ~word & (ones << 7);
+}
+
+G_STATIC_ASSERT(LINE_ENTRIES > 8 && LINE_ENTRIES < 16 &&
+                G_BYTE_ORDER == G_LITTLE_ENDIAN);
+
+/* Eight prints are compared at once: a loop of them is hard to predict. */
+static inline uint32_t line_find(const KsmIndex *x, const IndexLine *l,
+                                 uint32_t hash)
+{
+    for (unsigned from = 0; from < LINE_ENTRIES; from += 8) {
+        uint64_t like = bytes_like(l->print + from, hash);
+
+        for (; like; like &= like - 1) {
+            unsigned k = from + __builtin_ctzll(like) / 8;
+
+            if (k < LINE_ENTRIES && l->entry[k] &&
+                x->hash_of(x->opaque, ~l->entry[k]) == hash) {
+                return ~l->entry[k];
+            }
         }
     }
     return PLACE_NONE;
 }
 
-uint32_t index_lookup(const KsmIndex *x, uint32_t hash)
+/* In the lines of @t from @from on. */
+static inline uint32_t table_find(const KsmIndex *x, const IndexTable *t,
+                                  size_t from, uint32_t hash)
 {
     uint32_t place = PLACE_NONE;
 
-    if (!x->now.n_lines) {
-        return PLACE_NONE;
-    }
-    for (unsigned i = 0; i < 2 && place == PLACE_NONE; i++) {
-        place = line_find(x, &x->now.line[line_number(&x->now, hash, i)],
-                          hash);
-    }
-    for (unsigned i = 0; x->old.line && i < 2 && place == PLACE_NONE; i++) {
-        const IndexLine *l = old_line(x, hash, i);
+    for (unsigned which = 0; which < 2 && place == PLACE_NONE; which++) {
+        size_t i = line_number(t, hash, which);
+        const IndexLine *l = i < from ? NULL : line_at(t, i);
 
         place = l ? line_find(x, l, hash) : PLACE_NONE;
     }
     return place;
 }
 
+uint32_t index_lookup(const KsmIndex *x, uint32_t hash)
+{
+    uint32_t place;
+
+    if (!x->now.n_lines) {
+        return PLACE_NONE;
+    }
+    place = table_find(x, &x->now, 0, hash);
+    return place != PLACE_NONE || !x->old.line ? place
+           : table_find(x, &x->old, x->moved, hash);
+}
+
+/*
+ * In one function: GCC 12 takes one that only prefetches for one without
+ * effects, and drops the calls.
+ */
 void index_prefetch(const KsmIndex *x, uint32_t hash)
 {
-    for (unsigned i = 0; x->now.n_lines && i < 2; i++) {
-        __builtin_prefetch(&x->now.line[line_number(&x->now, hash, i)]);
-    }
-    for (unsigned i = 0; x->old.line && i < 2; i++) {
-        const IndexLine *l = old_line(x, hash, i);
+    for (unsigned which = 0; which < (x->old.line ? 4 : 2); which++) {
+        const IndexTable *t = which < 2 ? &x->now : &x->old;
+        const IndexLine *l = !t->n_lines ? NULL
+                             : line_at(t, line_number(t, hash, which % 2));
 
         if (l) {
             __builtin_prefetch(l);
@@ -270,25 +319,30 @@ static bool line_has(const IndexLine *l, uint32_t place, unsigned *at)
     return false;
 }
 
-/* Where the entry is; NULL if it is not there. */
-static IndexLine *entry_find(KsmIndex *x, uint32_t hash, uint32_t place,
-                             unsigned *at)
+/* Where the entry is in the lines of @t from @from on; NULL: it is not. */
+static inline IndexLine *table_entry(const IndexTable *t, size_t from,
+                                     uint32_t hash, uint32_t place,
+                                     unsigned *at)
 {
-    for (unsigned i = 0; x->now.n_lines && i < 2; i++) {
-        IndexLine *l = &x->now.line[line_number(&x->now, hash, i)];
-
-        if (line_has(l, place, at)) {
-            return l;
-        }
-    }
-    for (unsigned i = 0; x->old.line && i < 2; i++) {
-        IndexLine *l = old_line(x, hash, i);
+    for (unsigned which = 0; which < 2; which++) {
+        size_t i = line_number(t, hash, which);
+        IndexLine *l = i < from ? NULL : line_at(t, i);
 
         if (l && line_has(l, place, at)) {
             return l;
         }
     }
     return NULL;
+}
+
+static IndexLine *entry_find(const KsmIndex *x, uint32_t hash, uint32_t place,
+                             unsigned *at)
+{
+    IndexLine *l = x->now.n_lines ? table_entry(&x->now, 0, hash, place, at)
+                                  : NULL;
+
+    return l || !x->old.line ? l
+           : table_entry(&x->old, x->moved, hash, place, at);
 }
 
 void index_remove(KsmIndex *x, uint32_t hash, uint32_t place)

@@ -41,9 +41,14 @@ typedef struct IndexLine {
     uint32_t entry[LINE_ENTRIES];   /* ~place, so that 0 is free */
 } IndexLine;
 
+/*
+ * Memory that was never written is not read: the kernel would map zeroes, and
+ * have to take them away from all processors when it is written (COW).
+ */
 typedef struct IndexTable {
     IndexLine *line;
     size_t n_lines;
+    uint64_t *touched;  /* bitmap: pages of lines that were ever written */
 } IndexTable;
 
 typedef struct KsmIndex {

@@ -63,7 +63,7 @@ static const SlotList empty_list = { SLOT_NONE, SLOT_NONE };
 void pool_closed(KsmPool *p)
 {
     memset(p, 0, sizeof(*p));
-    p->fd = p->map_fd = p->watch_fd = p->node = -1;
+    p->fd = p->map_fd = p->watch_fd = p->pagemap = p->node = -1;
 }
 
 int pool_init(KsmPool *p, unsigned max_sharing)
@@ -87,6 +87,7 @@ int pool_init(KsmPool *p, unsigned max_sharing)
     }
     g_snprintf(path, sizeof(path), "/proc/self/fd/%d", p->fd);
     p->map_fd = prim.open_read(path);
+    p->pagemap = prim.open_read("/proc/self/pagemap");
     return p->map_fd < 0 ? p->map_fd : 0;
 }
 
@@ -146,6 +147,9 @@ void pool_free(KsmPool *p)
     }
     if (p->map_fd >= 0) {
         prim.close(p->map_fd);
+    }
+    if (p->pagemap >= 0) {
+        prim.close(p->pagemap);
     }
     if (p->patterns) {
         g_hash_table_unref(p->patterns);
@@ -902,11 +906,37 @@ static uint32_t block_take(KsmPool *p)
     return first;
 }
 
+/*
+ * Is all of it in our page tables?  Then the kernel knows of no failure.  Not
+ * asked of a slot that was not compared before: it has who filled it, and who
+ * is to map it.
+ */
+static bool is_mapped(const KsmPool *p, uint32_t slot, unsigned n)
+{
+    PmRange range;
+    PmScan scan = {
+        .fd = p->pagemap,
+        .start = (uintptr_t)pool_page(p, slot),
+        .end = (uintptr_t)pool_page(p, slot + n),
+        .all = PM_PRESENT,
+        .tell = PM_PRESENT,
+        .vec = &range,
+        .vec_len = 1,
+    };
+
+    return p->pagemap >= 0 && pool_users(p, slot) > 2 &&
+           prim.pagemap(&scan) == 1 &&
+           range.start == scan.start && range.end == scan.end;
+}
+
 int pool_readable(const KsmPool *p, uint32_t slot, unsigned n)
 {
-    int ret = prim.advise((void *)pool_page(p, slot), n * PAGE_BYTES,
-                          MADV_POPULATE_READ);
+    int ret = 0;
 
+    if (!is_mapped(p, slot, n)) {
+        ret = prim.advise((void *)pool_page(p, slot), n * PAGE_BYTES,
+                          MADV_POPULATE_READ);
+    }
     return ret == -EHWPOISON || ret == -EINVAL ? -EFAULT : ret;
 }
 

@@ -58,6 +58,7 @@ typedef struct SlotList {
 typedef struct KsmPool {
     int fd;                 /* for writing */
     int map_fd;             /* read-only, for mapping */
+    int pagemap;            /* /proc/self/pagemap; negative: do without */
     char *view;             /* all of it, read-only */
     size_t capacity;        /* slots the view and the arrays can hold */
     size_t mapped[5];       /* bytes of view, hash, users, free, lines */

@@ -1,0 +1,27 @@
+/*
+ * The QAPI schema's values and their names in libksm
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Switches without a default: the compiler warns of a forgotten value.
+ */
+#ifndef HW_MEM_KSM_SCHEMA_H
+#define HW_MEM_KSM_SCHEMA_H
+
+#include "libksm.h"
+#include "qapi/qapi-types-ksm.h"
+#include "qapi/qapi-types-qom.h"
+
+/* Merged by libksm, not by the kernel's KSM. */
+bool ksm_schema_is_ours(MemoryKsmScope scope);
+
+/* @scope: has passed ksm_guest_check(), and is ours */
+KsmScope ksm_schema_scope(MemoryKsmScope scope);
+
+KsmDirtySource ksm_schema_dirty(MemoryKsmDirtyTracking tracking);
+KsmFreePolicy ksm_schema_free_policy(MemoryKsmFreePolicy policy);
+
+MemoryKsmState ksm_schema_state(KsmState state);
+MemoryKsmReasonKind ksm_schema_reason(KsmReason reason);
+
+#endif /* HW_MEM_KSM_SCHEMA_H */
