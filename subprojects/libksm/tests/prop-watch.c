@@ -236,7 +236,7 @@ static Staged *staged_at(const void *addr)
     return NULL;
 }
 
-static size_t stage_page(const Staged *s, const char *addr)
+static size_t staged_page(const Staged *s, const char *addr)
 {
     return (addr - s->stage) / PAGE;
 }
@@ -245,7 +245,7 @@ static void moved_in(Staged *s, const char *addr, const char *from,
                      size_t len)
 {
     for (size_t i = 0; i < len; i += PAGE) {
-        size_t page = stage_page(s, addr + i);
+        size_t page = staged_page(s, addr + i);
 
         s->home[page] = from + i;
         s->here[page] = is_present(addr + i);
@@ -261,7 +261,7 @@ static void check_staged(const char *addr, size_t len)
     Staged *s = staged_at(addr);
 
     for (size_t i = 0; s && i < len; i += PAGE) {
-        size_t page = stage_page(s, addr + i);
+        size_t page = staged_page(s, addr + i);
         const char *copy = s->copy + page * PAGE;
 
         if (!s->here[page] || !memcmp(addr + i, copy, PAGE)) {
@@ -279,7 +279,7 @@ static void check_staged(const char *addr, size_t len)
 static void moved_out(Staged *s, const char *addr, const char *to, size_t len)
 {
     for (size_t i = 0; i < len; i += PAGE) {
-        size_t page = stage_page(s, addr + i);
+        size_t page = staged_page(s, addr + i);
 
         if (s->home[page] != to + i) {
             judge("a staged page was put somewhere else", to + i);
@@ -294,7 +294,7 @@ static void check_dropped(const char *addr, size_t len)
     Staged *s = staged_at(addr);
 
     for (size_t i = 0; s && i < len; i += PAGE) {
-        size_t page = stage_page(s, addr + i);
+        size_t page = staged_page(s, addr + i);
 
         if (s->here[page] && !all_zero(s->copy + page * PAGE) &&
             !owner.may_vanish(s->home[page])) {
@@ -448,9 +448,9 @@ static void find_uncounted(Staged *in, Staged *out, const char *to,
         if (is_present(to + i) && is_present(from + i)) {
             judge("in two places", in ? from + i : to + i);
         }
-        if (in && !in->here[stage_page(in, to + i)] && is_present(to + i)) {
+        if (in && !in->here[staged_page(in, to + i)] && is_present(to + i)) {
             moved_in(in, to + i, from + i, PAGE);
-        } else if (out && out->here[stage_page(out, from + i)] &&
+        } else if (out && out->here[staged_page(out, from + i)] &&
                    !is_present(from + i) && is_present(to + i)) {
             moved_out(out, from + i, to + i, PAGE);
         } else {
@@ -538,8 +538,8 @@ void watch_start(KsmEngine *const *engines, unsigned n,
     pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     g_assert(pagemap_fd >= 0);
     for (unsigned i = 0; i < n; i++) {
-        staged[i].stage = engines[i]->merge.small;
-        g_assert(engines[i]->merge.huge == staged[i].stage + CHUNK);
+        staged[i].stage = engines[i]->stage.small;
+        g_assert(engines[i]->stage.huge == staged[i].stage + CHUNK);
         staged[i].copy = g_malloc(2 * CHUNK);
     }
     prim.map = watch_map;

@@ -181,11 +181,11 @@ static int read_and_move(int fd, void *to, void *from, size_t len,
     int ret;
 
     if (now) {
-        read_stages(read_from->merge.small);
+        read_stages(read_from->stage.small);
     }
     ret = prim_real.uffd_move(fd, to, from, len, done);
     if (now) {
-        read_stages(read_from->merge.small);
+        read_stages(read_from->stage.small);
     }
     return ret;
 }
@@ -1147,7 +1147,7 @@ static int wp_move(int fd, void *to, void *from, size_t len, size_t *done)
     size_t n = len / PAGE_BYTES;
     g_autofree PmRange *found = g_new0(PmRange, n);
     g_autofree bool *written = g_new0(bool, n);
-    int got = wp_scan(wp_engine->pagemap, from, len, false, found, n);
+    int got = wp_scan(wp_engine->kinds.pagemap, from, len, false, found, n);
     int ret;
 
     for (int i = 0; i < got; i++) {
@@ -1159,7 +1159,7 @@ static int wp_move(int fd, void *to, void *from, size_t len, size_t *done)
     for (size_t i = 0; got >= 0 && i < *done / PAGE; i++) {
         /* where nobody asked for it, the kernel does not either */
         wp_kept += !written[i] &&
-                   wp_scan(wp_engine->pagemap, (char *)to + i * PAGE, PAGE,
+                   wp_scan(wp_engine->kinds.pagemap, (char *)to + i * PAGE, PAGE,
                            true, found, 1) >= 0;
     }
     return ret;
@@ -1489,14 +1489,17 @@ static KsmRegion *made_region(size_t n, const char *why)
 
     region_init(r, MADE, n * PAGE, -1, &ops, &made);
     refused = admit(r);
+    if (!refused && region_alloc(r) < 0) {
+        refused = "no memory";
+    }
     g_assert(!refused == !why);
     g_assert(!why || strstr(refused, why));
-    if (refused) {
-        g_free(r);
-        return NULL;
+    if (!refused) {
+        return r;
     }
-    g_assert(region_alloc(r) == 0);
-    return r;
+    region_fini(r);
+    g_free(r);
+    return NULL;
 }
 
 #define ANON "rw-p 00000000 00:00 0 "

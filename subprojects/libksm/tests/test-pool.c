@@ -28,13 +28,13 @@ typedef struct Fixture {
     char *page;
 } Fixture;
 
-static void count_unindex(void *opaque, uint32_t hash, uint32_t slot)
+static void count_unindex(void *opaque, uint32_t slot)
 {
     Fixture *f = opaque;
 
     f->pool.users[slot] &= ~SLOT_INDEXED;
     f->unindexed++;
-    f->last_hash = hash;
+    f->last_hash = f->pool.hash[slot];
     f->last_slot = slot;
 }
 

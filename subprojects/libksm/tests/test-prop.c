@@ -560,7 +560,7 @@ static void *writer(void *opaque)
     return NULL;
 }
 
-static bool dirty_sync(void *opaque, size_t first_page, size_t n_pages,
+static bool op_dirty_sync(void *opaque, size_t first_page, size_t n_pages,
                        unsigned long *bitmap)
 {
     Area *a = opaque;
@@ -590,7 +590,7 @@ static const char *inhibited(void *opaque)
 }
 
 static const KsmRegionOps log_ops = {
-    .dirty_sync = dirty_sync,
+    .dirty_sync = op_dirty_sync,
     .busy = busy,
     .inhibited = inhibited,
 };

@@ -515,6 +515,7 @@ static void test_mappings_few(void)
         prim.now_ns = clock_stands;
         /* as if just counted */
         s.e->vmas = (KsmVmas) {
+            .maps = s.e->vmas.maps, .percent = s.e->vmas.percent,
             .max = 10000, .limit = 10000, .used = 10000 - cases[i].left,
             .counted = clock_stands(),
         };

@@ -131,6 +131,7 @@ static void test_vma_few(void)
         mem_fill_run(s.m, 512, 512, 1, 1);
         /* as if just counted */
         s.e->vmas = (KsmVmas) {
+            .maps = s.e->vmas.maps, .percent = s.e->vmas.percent,
             .limit = 1000, .used = 1000 - left, .counted = prim.now_ns(),
         };
         util_passes(s.e, 3);
@@ -184,6 +185,7 @@ static void test_vma_recount(void)
         for (unsigned k = 0; k < 2; k++) {
             clock_ns = 100 * SECOND;
             *v = (KsmVmas) {
+                .maps = v->maps, .percent = v->percent,
                 .max = 1000, .limit = 1000, .used = cases[i].used,
                 .since = cases[i].since, .counted = clock_ns,
             };
