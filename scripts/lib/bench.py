@@ -677,12 +677,23 @@ def main(
         list[Path] | None,
         typer.Option(exists=True, help="A guest's RAM, for the bench images."),
     ] = None,
+    rst: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, help="Measure nothing: show this JSON file as rST."),
+    ] = None,
+    update: Annotated[
+        Path | None, typer.Option(exists=True, help="Put that into this page.")
+    ] = None,
 ) -> None:
     """Measures libksm beside the kernel's ksmd.
 
     NAMEs are those of docs/devel/ksm-bench.rst: ksmpages, rescan, smart-scan,
     fork, stall, unit, images, balloon, guests, dirty, idle; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
     """
+    if rst:
+        import bench_rst
+
+        return bench_rst.main(rst, update)
     console = Console()
     for name in names or ():
         if name not in BENCHES:
@@ -703,7 +714,7 @@ def main(
             transient=True,
         ) as progress:
             session = Session(quick, image or [], progress)
-            data = {"host": host(), "benches": results}
+            data = {"host": host() | {"quick": quick}, "benches": results}
             for name in names:
                 results[name] = BENCHES[name](session)
                 console.print(table(name, results[name]))
