@@ -2,9 +2,9 @@
 """Results of scripts/bench as the tables of docs/devel/ksm-bench.rst.
 
 Turns each JSON file of `scripts/bench --json` into a section: a line of
-provenance and, for each bench in it, the tables laid out below.  The cell of a missing figure
-stays empty; rows of such cells and of noise are left out.  Leaves to others:
-measuring (bench.py), what a column means (the page).
+provenance and, for each bench in it, the tables laid out below.  The cell of a
+missing figure stays empty; rows of such cells and of noise are left out.
+Leaves to others: measuring (bench.py), what a column means (the page).
 """
 
 from __future__ import annotations
@@ -276,7 +276,11 @@ def shown(value: float | None, noise: float = 0.0) -> str:
 
 def grid(rows: list[list[str]]) -> str:
     """A simple table; the first row is its head, the first column text."""
-    heads = [cell.split("\n") for cell in rows[0]]
+    heads = []
+    for cell in rows[0]:
+        # the lines of a cell must begin in one column
+        lines_of = cell.split("\n")
+        heads.append([line.ljust(max(map(len, lines_of))) for line in lines_of])
     lines = [*(list(line) for line in zip_longest(*heads, fillvalue="")), *rows[1:]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = " ".join("=" * width for width in widths)
