@@ -127,7 +127,8 @@ KsmEngine *bench_engine(KsmFreePolicy free_policy, bool smart_scan)
     config.smart_scan = smart_scan;
     engine = ksm_engine_new(&config, &error);
     if (!engine) {
-        bench_die("no engine: %s", error->message);
+        fprintf(stderr, "no engine: %s\n", error->message);
+        _exit(BENCH_EXIT_LACKING);
     }
     return engine;
 }

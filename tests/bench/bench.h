@@ -5,7 +5,7 @@
  *
  * A worker prepares memory, has it merged by libksm or by the kernel's ksmd,
  * measures, checks the contents and prints figures.  It speaks lines with
- * scripts/lib/bench.py: "progress TEXT", "metric NAME NUMBER", and
+ * scripts/lib/bench/harness.py: "progress TEXT", "metric NAME NUMBER", and
  * "ask WORDS", upon which it waits for "ok NUMBER".  What needs rights on the
  * machine (KSM's knobs, cgroups) and what combines several runs is left to
  * that script.
@@ -14,6 +14,9 @@
 #define KSM_BENCH_H
 
 #include "libksm.h"
+
+/* Of a worker, as of all scripts: the machine lacks something. */
+#define BENCH_EXIT_LACKING 3
 
 /* NAME=VALUE arguments of the command line. */
 typedef struct Bench {

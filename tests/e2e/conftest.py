@@ -4,19 +4,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-TOP = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "scripts/lib"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import ksmsys  # noqa: E402
-import qemu_guest  # noqa: E402
-from ksm_guard import guard  # noqa: E402
+from guest import qemu
+from host import ksmsys
+from host.ksm_guard import guard
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,8 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def image() -> Path:
     """The Debian guest; QEMU is built if need be."""
-    qemu_guest.need_qemu()
-    return qemu_guest.guest_image()
+    qemu.need_qemu()
+    return qemu.guest_image()
 
 
 @pytest.fixture
@@ -88,7 +83,7 @@ def root() -> None:
 @pytest.fixture(scope="session")
 def scope_vm(image: Path) -> str:
     """The scope vm, where the kernel has what it takes."""
-    reason = qemu_guest.probe_scope(image, "vm")
+    reason = qemu.probe_scope(image, "vm")
     if reason:
         pytest.skip(reason.replace("\n", " "))
     return "vm"

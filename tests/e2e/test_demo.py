@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-import ksmsys
-from conftest import TOP
+from host import ksmsys
+from host.paths import TOP
 
 DEMO = TOP / "scripts/demo"
 #: a demo that comes to merging quickly and then goes on

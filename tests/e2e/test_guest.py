@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import ksmsys
-from qemu_guest import (
+from guest.qemu import (
     Guest,
     GuestError,
     GuestSpec,
     accelerator,
     migrate,
 )
+from host import ksmsys
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -30,9 +30,9 @@ from pathlib import Path
 
 import pytest
 
-import guest_ram
-from guest_migrate import WAYS, Pace, arrived, travel
-from qemu_guest import Guest, GuestError, GuestSpec
+from guest import ram
+from guest.migrate import WAYS, Pace, arrived, travel
+from guest.qemu import Guest, GuestError, GuestSpec
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -125,7 +125,7 @@ class Traveller:
         source, target = self.guest, self._new(incoming=True)
         try:
             travel(source, target, way, self.pace)
-            difference = guest_ram.compare(source, target, self.directory)
+            difference = ram.compare(source, target, self.directory)
             assert not difference, f"{way}: {difference}"
         except BaseException:
             target.stop()
@@ -386,7 +386,7 @@ def test_background_snapshot(
         with Guest(replace(loaded, extra=("-S",)), image) as copy:
             copy.qmp("migrate-incoming", uri=f"file:{path}")
             arrived(copy)
-            assert not guest_ram.compare(guest, copy, tmp_path)
+            assert not ram.compare(guest, copy, tmp_path)
         guest.qmp("cont")
         assert guest.verify() == 0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qemu_guest import Guest, GuestError, GuestSpec, migrate, pool_size
+from guest.qemu import Guest, GuestError, GuestSpec, migrate, pool_size
 
 pytestmark = pytest.mark.timeout(900)
 

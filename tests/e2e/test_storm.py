@@ -3,8 +3,8 @@
 
 The seed is printed first; `--seed N` makes the same sequence again.  The log,
 each step with its time and what came of it, stays in build/storm when
-something was wrong.  What is done is in scripts/lib/storm_actions.py, what is
-wrong in scripts/lib/storm_watch.py.
+something was wrong.  What is done is in storm_actions.py of
+scripts/lib/guest, what is wrong in storm_watch.py there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-import storm_actions  # noqa: F401  (what can be done)
-from qemu_guest import TOP
-from storm import SOURCES, Storm, default_seed
+from guest import storm_actions  # noqa: F401  (what can be done)
+from guest.storm import SOURCES, Storm, default_seed
+from host.paths import TOP
 
 Record = Callable[[str, object], None]
 

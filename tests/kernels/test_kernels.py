@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Tests of scripts/lib/kernels.py: what guests may say, and how it counts."""
+"""Tests of scripts/lib/tools/kernels.py: what guests may say, and how it counts."""
 
 from __future__ import annotations
 
 import gzip
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-TOP = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "scripts/lib"))
-import kernels  # noqa: E402
-import qemu_guest  # noqa: E402
+from guest import qemu
+from tools import kernels
 
 
 def known(*names: str) -> list[kernels.Test]:
@@ -159,7 +156,7 @@ def test_a_kernel_that_does_not_boot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its last words are shown, and that is a failure, in the real QEMU."""
-    if not qemu_guest.qemu_binary().exists():
+    if not qemu.qemu_binary().exists():
         pytest.skip("build/qemu is not built")
     build = tmp_path / "build"
     build.mkdir()

@@ -18,6 +18,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parents[2]
+SOURCES = TOP / "tests" / "guest"
 BUILD = TOP / "build" / "libvirt-tests"
 QEMU = TOP / "build" / "qemu" / "qemu-system-x86_64"
 
@@ -49,7 +50,7 @@ def initrd() -> Path:
     BUILD.mkdir(parents=True, exist_ok=True)
     program = BUILD / "guest-init"
     subprocess.run(
-        ["gcc", "-O2", "-static", "-Wall", "-o", program, HERE / "guest-init.c"],
+        ["gcc", "-O2", "-static", "-Wall", "-o", program, SOURCES / "guest-init.c"],
         check=True,
     )
     archive = _cpio_entry("dev", stat.S_IFDIR | 0o755)
@@ -65,7 +66,7 @@ def initrd() -> Path:
 def boot_sector() -> Path:
     """Assembles guest-boot.S; a disk of 512 bytes."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    source, obj, disk = HERE / "guest-boot.S", BUILD / "guest-boot.o", BUILD / "boot"
+    source, obj, disk = SOURCES / "guest-boot.S", BUILD / "guest-boot.o", BUILD / "boot"
     subprocess.run(["gcc", "-m32", "-c", "-o", obj, source], check=True)
     link = ["ld", "-m", "elf_i386", "-Ttext", "0x7c00", "--oformat", "binary"]
     subprocess.run([*link, "-o", disk, obj], check=True)

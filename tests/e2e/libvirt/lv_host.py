@@ -17,7 +17,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -28,10 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from host import ksmsys
 from lv_guest import TOP, Guest
-
-sys.path.insert(0, str(TOP / "scripts" / "lib"))
-import ksmsys  # noqa: E402
 
 QEMU_CONF = """\
 user = "root"

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import lv_host
 import pytest
-from lv_guest import TOP, Guest
+from host import ksmsys
+from lv_guest import Guest
 from lv_host import Daemon
 from lxml import etree
 
-sys.path.insert(0, str(TOP / "scripts" / "lib"))
-import ksmsys  # noqa: E402
 
 KSM = "<source type='ksm'/>"
 

@@ -6,17 +6,14 @@ The recipe is the one of docs/system/ksm-libvirt.rst.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import lv_host
 import pytest
-from lv_guest import TOP, Guest
+from host import ksmsys
+from lv_guest import Guest
 from lv_host import Connection, Embedded
-
-sys.path.insert(0, str(TOP / "scripts" / "lib"))
-import ksmsys  # noqa: E402
 
 
 @pytest.fixture(scope="module")

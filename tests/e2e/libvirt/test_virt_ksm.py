@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import ksmsys
 import lv_host
 import pytest
+from host import ksmsys
 from lv_guest import QEMU, TOP, Guest
 from lv_host import Daemon
 

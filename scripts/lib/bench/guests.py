@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Benches with real Debian guests: `guests`, `guest-stall`, RAM images.
+
+`guests` holds each scope against plain QEMU with ksmd at full speed, in one
+run: how much is saved of what is equal, after what time, for how much CPU.
+Every guest verifies all its data before figures are given.  Leaves to others:
+the runs (guest/run.py), the count of what is equal (guest/content.py), the
+harness (harness.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from bench.harness import Metrics, Session
+from guest import content
+from guest.qemu import (
+    Guest,
+    GuestError,
+    GuestSpec,
+    guest_image,
+    need_qemu,
+    probe_scope,
+)
+from guest.run import BY_KERNEL, MIB, Run, RunResult, Sample
+
+#: "at full speed", as 2009's table has it, and without the smart scan of 2023,
+#: with which ksmd saves less in the first minutes
+KSMD_FULL = {"pages_to_scan": 99999, "sleep_millisecs": 0, "smart_scan": 0}
+
+
+def contents(run: Run) -> list[content.Content]:
+    """What the guests of a run hold, all stopped at one time."""
+    for guest in run.guests:
+        guest.qmp("stop")
+    found = []
+    for guest in run.guests:
+        found.append(content.read(guest.pid, guest.ram()))
+    for guest in run.guests:
+        guest.qmp("cont")
+    return found
+
+
+def measure(
+    scope: str,
+    guests: int,
+    memory_mib: int,
+    image: Path,
+    seconds: float,
+    say: Callable[[str], None],
+) -> tuple[RunResult, list[content.Content]]:
+    """One run; what was equal before it merged comes with it."""
+
+    def show(sample: Sample) -> None:
+        say(f"guests: {scope}, {guests} x {memory_mib} MiB, {sample.seconds:.0f} s")
+
+    # 20 % of a core for the engine: the CPU used is what is compared, not
+    # the time taken
+    with Run(scope, guests, memory_mib, image, max_cpu=20, ksmd=KSMD_FULL) as run:
+        run.boot(show)
+        found = contents(run)
+        run.start()
+        # ksmd splits a huge page in one pass and merges in a later one:
+        # its gains may pause
+        run.merge(
+            seconds, show, interval=0.25, settle_s=30 if scope in BY_KERNEL else 10
+        )
+        run.verify(show)
+    if not run.result.data_intact:
+        raise GuestError(
+            f"scope {scope}: a guest's data is damaged: {run.result.errors[:3]}"
+        )
+    return run.result, found
+
+
+def metrics_of(name: str, result: RunResult, achievable_pages: int) -> Metrics:
+    achievable = achievable_pages * 4096 / MIB
+    metrics = {
+        f"{name}_resident_mib": result.resident_mib,
+        f"{name}_saved_mib": result.saved_mib,
+        f"{name}_achievable_mib": achievable,
+        f"{name}_saved_fraction": result.saved_mib / achievable if achievable else 0.0,
+        f"{name}_cpu_s": result.cpu_s,
+        f"{name}_metadata_mib": result.metadata_mib,
+    }
+    for key, value in (
+        ("seconds_to_95", result.seconds_to(0.95)),
+        ("cpu_to_95", result.cpu_to(0.95)),
+    ):
+        if not math.isnan(value):
+            metrics[f"{name}_{key}"] = value
+    for key, value in result.stall.items():
+        if key != "count":
+            metrics[f"{name}_stall_{key}_ns"] = value
+    return metrics
+
+
+def guests(session: Session) -> Metrics:
+    """Real Debian guests: what each scope saves of what is equal."""
+    need_qemu()
+    image = guest_image()
+    memory = 256 if session.quick else 512
+    number = 2 if session.quick else 3
+    limit = 120 if session.quick else 300
+    metrics: Metrics = {}
+
+    # several guests, the kernel merging across them
+    for scope, name in (("plain", "ksmd"), ("host", "host")):
+        result, found = measure(scope, number, memory, image, limit, session.say)
+        metrics |= metrics_of(name, result, content.achievable(found))
+
+    # one guest, merged within itself
+    single, found = measure("plain", 1, memory, image, limit, session.say)
+    metrics |= metrics_of("ksmd_single", single, content.achievable(found))
+    for scope in ("zero", "vm"):
+        reason = probe_scope(image, scope)
+        if reason:
+            session.note(f"scope={scope} cannot be had here: {reason.splitlines()[0]}")
+            continue
+        result, found = measure(scope, 1, memory, image, limit, session.say)
+        worth = content.achievable_worth(found[0], scope)
+        metrics |= metrics_of(scope, result, worth)
+        # the CPU ksmd needs for as much of such a guest
+        ours, theirs = result.cpu_to(0.95), single.cpu_to(0.95, result.saved_mib)
+        if math.isnan(theirs):
+            session.note(f"ksmd does not reach what scope={scope} saves")
+        elif ours > 0:
+            metrics[f"{scope}_cpu_ratio"] = theirs / ours
+    return metrics
+
+
+def guest_stall(session: Session) -> Metrics:
+    """Writes in a guest, with and without merging: how fast, how long."""
+    need_qemu()
+    image = guest_image()
+    reason = probe_scope(image, "vm")
+    if reason:
+        session.note(f"scope=vm cannot be had here: {reason.splitlines()[0]}")
+        return {}
+    seconds = 3 if session.quick else 10
+    rounds = 2 if session.quick else 5
+    rate: dict[bool, list[float]] = {False: [], True: []}
+    p99: dict[bool, list[float]] = {False: [], True: []}
+    longest: dict[bool, list[float]] = {False: [], True: []}
+    # the default max-cpu; a guest that has something to merge
+    spec = GuestSpec(
+        memory_mib=512, properties={"scope": "vm", "run": "off"}, load=0, private_mib=96
+    )
+    with Guest(spec, image) as guest:
+        guest.wait_ready()
+        guest.command("touch 1")
+        for i in range(rounds):
+            # the two take turns, so that a busy host is busy for both
+            for merging in (False, True):
+                session.say(f"guest-stall: {i + 1} of {rounds}")
+                guest.qmp(
+                    "qom-set", path="/objects/ram0", property="run", value=merging
+                )
+                guest.command("alloc 16 pattern")
+                guest.command(f"touch {seconds}")
+                touched = [e for e in guest.events if e["event"] == "touched"][-1]
+                guest.command("free 16")
+                rate[merging].append(touched["pages"] / touched["ns"] * 1e9)
+                p99[merging].append(touched["p99_ns"])
+                longest[merging].append(touched["max_ns"])
+        stall = guest.backend_stats().get("stall", {})
+        if guest.verify():
+            raise GuestError(f"the guest's data is damaged: {guest.failures[:3]}")
+    metrics = {
+        "write_throughput_ratio": median(rate[True]) / median(rate[False]),
+        "writes_per_second": median(rate[True]),
+        "guest_p99_ns_off": median(p99[False]),
+        "guest_p99_ns_on": median(p99[True]),
+        "guest_max_ns_off": median(longest[False]),
+        "guest_max_ns_on": median(longest[True]),
+    }
+    return metrics | {f"stall_{k}": float(v) for k, v in stall.items()}
+
+
+def make_images(directory: Path, number: int = 2, memory_mib: int = 512) -> list[Path]:
+    """RAM images of running guests, for the bench `images`."""
+    need_qemu()
+    image = guest_image()
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for i in range(number):
+        spec = GuestSpec(
+            name=f"guest{i + 1}",
+            memory_mib=memory_mib,
+            backend="memory-backend-ram",
+            seed=i + 1,
+        )
+        path = directory / f"guest{i + 1}-{memory_mib}.ram"
+        with Guest(spec, image) as guest:
+            guest.wait_ready()
+            guest.verify()
+            guest.qmp("stop")
+            content.save_image(guest.pid, guest.ram(), path)
+        paths.append(path)
+    return paths

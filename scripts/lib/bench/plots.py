@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Plots of scripts/bench: PNG files beside the JSON file.
+
+Draws what was measured and nothing else; a metric that is not there leaves
+its bar out.  Leaves to others: measuring (harness.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402  (after the backend is chosen)
+
+from bench.harness import Metrics  # noqa: E402
+
+OURS, THEIRS, THIRD = "#2060a0", "#c0c0c0", "#d08030"
+
+
+def _bars(
+    title: str, unit: str, groups: list[str], sides: dict[str, list[float | None]]
+) -> plt.Figure:
+    """Groups of bars side by side, each with its figure."""
+    figure, axes = plt.subplots(figsize=(1.6 + 1.1 * len(groups), 3.6))
+    width = 0.8 / len(sides)
+    for n, (label, values) in enumerate(sides.items()):
+        at = [i + (n - (len(sides) - 1) / 2) * width for i in range(len(groups))]
+        heights = [value or 0 for value in values]
+        color = (OURS, THEIRS, THIRD)[n % 3]
+        bars = axes.bar(at, heights, width, label=label, color=color)
+        axes.bar_label(bars, [f"{v:.3g}" if v else "" for v in values], fontsize=7)
+    axes.set_xticks(range(len(groups)), groups, fontsize=8)
+    axes.set_ylabel(unit)
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def ksmpages(m: Metrics) -> plt.Figure:
+    cases = ("worst", "third", "best")
+    return _bars(
+        "ksmpages: equal memory merged",
+        "MB/s",
+        list(cases),
+        {
+            "libksm": [m.get(f"{case}_mbps") for case in cases],
+            "ksmd at full speed": [m.get(f"{case}_ksmd_mbps") for case in cases],
+        },
+    )
+
+
+def rescan(m: Metrics) -> plt.Figure:
+    names = {
+        "dirty log": "us_per_gib",
+        "pagemap": "pagemap_us_per_gib",
+        "ksmd,\nsmart scan": "ksmd_smart_us_per_gib",
+        "ksmd": "ksmd_us_per_gib",
+    }
+    there = {label: m[name] for label, name in names.items() if name in m}
+    figure = _bars(
+        "rescan: a pass over unchanged memory",
+        "us of CPU per GiB",
+        list(there),
+        {"CPU": list(there.values())},
+    )
+    figure.axes[0].set_yscale("log")
+    return figure
+
+
+def smart_scan(m: Metrics) -> plt.Figure:
+    return _bars(
+        "smart scan: pages looked at",
+        "pages",
+        ["libksm", "ksmd"],
+        {
+            "on": [m.get("pages_scanned_on"), m.get("ksmd_pages_scanned_on")],
+            "off": [m.get("pages_scanned_off"), m.get("ksmd_pages_scanned_off")],
+        },
+    )
+
+
+def fork(m: Metrics) -> plt.Figure:
+    figure, axes = plt.subplots(figsize=(6, 3.8))
+    for kind, label, color in (
+        ("small", "anonymous, 4 KiB pages", THEIRS),
+        ("huge", "anonymous, huge pages", THIRD),
+        ("merged", "merged", OURS),
+    ):
+        head = f"us_{kind}_"
+        points = sorted((int(k[len(head) :]), v) for k, v in m.items() if head in k)
+        axes.plot(*zip(*points, strict=True), "o-", label=label, color=color)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("symlog", linthresh=10)
+    axes.set_xlabel("pages mapped")
+    axes.set_ylabel("us of CPU per process beyond the fixed cost")
+    axes.set_title("fork: create and reap a process", fontsize=10)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def stall(m: Metrics) -> plt.Figure:
+    rows = [f"{kind}_{n}" for kind in ("small", "huge") for n in (1, 2, 4)]
+    figure = _bars(
+        "stall: a write to memory that is being merged, by pages and threads",
+        "us",
+        rows,
+        {
+            name: [m.get(f"stall_{name}_ns_{row}", 0) / 1e3 for row in rows]
+            for name in ("p50", "p99", "max")
+        },
+    )
+    figure.axes[0].set_yscale("log")
+    return figure
+
+
+def unit(m: Metrics) -> plt.Figure:
+    rows = [f"{what}_{k}_2" for what in ("guest", "runs") for k in ("huge", "small")]
+    return _bars(
+        "unit: CPU per page saved in a process with two busy threads",
+        "us",
+        [row.removesuffix("_2").replace("_", ",\n") for row in rows],
+        {
+            "libksm": [m.get(f"us_per_saved_page_{row}") for row in rows],
+            "run by run": [m.get(f"runwise_us_per_saved_page_{row}") for row in rows],
+        },
+    )
+
+
+def images(m: Metrics) -> plt.Figure:
+    sides: dict[str, list[float | None]] = {
+        "saved": [m.get("saved_mib"), m.get("saved_mib_huge")],
+        "equal (exhaustive count)": [
+            m.get("achievable_mib"),
+            m.get("achievable_mib_huge"),
+        ],
+    }
+    return _bars("images: RAM of guests", "MiB", ["small pages", "huge pages"], sides)
+
+
+def balloon(m: Metrics) -> plt.Figure:
+    counts = (1, 4, 8)
+    rows = [f"{p}_{t}{x}" for x in ("", "_pressure") for p in counts for t in counts]
+    rows = [row for row in rows if f"lazy_ratio_{row}" in m]
+    labels = [row.replace("_pressure", "\npressure").replace("_", ".") for row in rows]
+    figure = _bars(
+        "balloon: blocks taken and given back, against eager (processes.threads)",
+        "ratio to eager",
+        labels,
+        {
+            "auto": [m[f"auto_ratio_{row}"] for row in rows],
+            "lazy": [m[f"lazy_ratio_{row}"] for row in rows],
+        },
+    )
+    figure.axes[0].axhline(1, color="black", linewidth=0.8)
+    return figure
+
+
+PLOTS = {
+    "ksmpages": ksmpages,
+    "rescan": rescan,
+    "smart-scan": smart_scan,
+    "fork": fork,
+    "stall": stall,
+    "unit": unit,
+    "images": images,
+    "balloon": balloon,
+}
+
+
+def draw(benches: dict[str, Metrics], json_file: Path) -> list[Path]:
+    """Draws each bench there is a plot for: STEM-NAME.png."""
+    paths = []
+    for name, metrics in benches.items():
+        if name in PLOTS:
+            figure = PLOTS[name](metrics)
+            path = json_file.with_name(f"{json_file.stem}-{name}.png")
+            figure.tight_layout()
+            figure.savefig(path, dpi=130)
+            plt.close(figure)
+            paths.append(path)
+    return paths

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Every bench by its name, in the order in which they are run.
+
+No bench imports this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench import balloon_guest, dirty, guests, workers
+from bench.harness import Metrics, Session
+
+BENCHES: dict[str, Callable[[Session], Metrics]] = {
+    "ksmpages": workers.ksmpages,
+    "rescan": workers.rescan,
+    "smart-scan": workers.smart_scan,
+    "fork": workers.fork,
+    "stall": workers.stall,
+    "unit": workers.unit,
+    "images": workers.images,
+    "balloon": workers.balloon,
+    "guests": guests.guests,
+    "guest-stall": guests.guest_stall,
+    "balloon-guest": balloon_guest.balloon_guest,
+    "dirty": dirty.dirty,
+    "idle": dirty.idle,
+}

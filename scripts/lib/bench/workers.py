@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Benches of libksm by the C workers of tests/bench/, each beside what it is
+held against.
+
+Runs that are compared take turns, and medians are given.  Every ratio is > 1
+where libksm is better.  Leaves to others: workers and rights (harness.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.guests import make_images
+from bench.harness import BUILD, Metrics, Session, divide, medians
+from host.cgroup import NoCgroup
+
+
+def ksmpages(s: Session) -> Metrics:
+    """KSM 2009: copies merge, a third joins; reading before and after."""
+    mib, repeats = (64, 1) if s.quick else (256, 5)
+    out: Metrics = {}
+    for case in ("worst", "best"):
+        ours: list[Metrics] = []
+        theirs: list[Metrics] = []
+        for _ in range(repeats):
+            with s.ksmd() as there:
+                if there:
+                    theirs.append(
+                        s.worker("ksmpages", engine="ksmd", case=case, mib=mib)
+                    )
+            ours.append(s.worker("ksmpages", engine="ksm", case=case, mib=mib))
+        a, b = medians(ours), medians(theirs)
+        out[f"{case}_mbps"] = a["mbps"]
+        out[f"{case}_cpu_mbps"] = a["cpu_mbps"]
+        if b:
+            out[f"{case}_ksmd_mbps"] = b["mbps"]
+            out[f"{case}_ksmd_cpu_mbps"] = b["cpu_mbps"]
+            divide(out, f"{case}_ratio", a["mbps"], b["mbps"])
+            divide(out, f"{case}_cpu_ratio", a["cpu_mbps"], b["cpu_mbps"])
+        if case == "worst":
+            out["third_mbps"] = a["third_mbps"]
+            if b:
+                out["third_ksmd_mbps"] = b["third_mbps"]
+                divide(out, "third_ratio", a["third_mbps"], b["third_mbps"])
+                divide(out, "third_cpu_ratio", a["third_cpu_mbps"], b["third_cpu_mbps"])
+            out["metadata_bytes_per_page"] = a["metadata_bytes_per_page"]
+            divide(
+                out,
+                "read_loop_worst_ratio",
+                a["read_before_us"],
+                a["read_after_us"],
+            )
+        else:
+            divide(out, "read_loop_ratio", a["read_before_us"], a["read_after_us"])
+            if b:
+                divide(
+                    out,
+                    "read_loop_ksmd_ratio",
+                    b["read_before_us"],
+                    b["read_after_us"],
+                )
+    return out
+
+
+def rescan(s: Session) -> Metrics:
+    """The dirty log instead of the checksum: a pass over still memory."""
+    mib = 128 if s.quick else 1024
+    per_gib = 1024 / mib
+    log = s.worker("rescan", engine="ksm", dirty="log", mib=mib, passes=64)
+    pagemap = s.worker("rescan", engine="ksm", dirty="pagemap", mib=mib, passes=16)
+    out = {
+        "us_per_gib": log["cpu_us_per_pass"] * per_gib,
+        "pagemap_us_per_gib": pagemap["cpu_us_per_pass"] * per_gib,
+        "pages_hashed_again": log["pages_hashed"] + pagemap["pages_hashed"],
+    }
+    # every page looked at, as a dirty log looks at every page; and ksmd as it
+    # is by default, skipping what has not changed for long
+    for smart, suffix, passes in ((0, "", 3), (1, "_smart", 9 if s.quick else 18)):
+        with s.ksmd(smart) as there:
+            if not there:
+                break
+            ksmd = s.worker("rescan", engine="ksmd", mib=mib, passes=passes)
+        # by the page, because ksmd may scan others' pages too
+        ksmd_us = ksmd["cpu_us_per_page"] * mib * 256
+        out[f"ksmd{suffix}_us_per_gib"] = ksmd_us * per_gib
+        divide(out, f"ratio{suffix}", ksmd_us, log["cpu_us_per_pass"])
+        divide(out, f"pagemap_ratio{suffix}", ksmd_us, pagemap["cpu_us_per_pass"])
+    return out
+
+
+def smart_scan(s: Session) -> Metrics:
+    """Smart scan 2023: pages that never match are looked at less often."""
+    size = {"mib": 64 if s.quick else 256, "rounds": 8 if s.quick else 16}
+    out: Metrics = {}
+    for smart in (0, 1):
+        suffix = "on" if smart else "off"
+        ours = s.worker("smart-scan", engine="ksm", smart=smart, **size)
+        for name in ("pages_scanned", "pages_sharing", "cpu_ms"):
+            out[f"{name}_{suffix}"] = ours[name]
+        with s.ksmd(smart) as there:
+            if there:
+                theirs = s.worker("smart-scan", engine="ksmd", **size)
+                for name in ("pages_scanned", "pages_sharing", "cpu_ms"):
+                    out[f"ksmd_{name}_{suffix}"] = theirs[name]
+    for who in ("", "ksmd_"):
+        if f"{who}pages_scanned_off" in out:
+            on, off = out[f"{who}pages_scanned_on"], out[f"{who}pages_scanned_off"]
+            out[f"{who}saving_percent"] = 100 * (1 - on / off)
+    return out
+
+
+FORK_PAGES = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+def fork(s: Session) -> Metrics:
+    """Shared page tables 2002: a process by the pages it maps."""
+    n = 100 if s.quick else 1000
+    out: Metrics = {}
+    for pages in FORK_PAGES[-3:] if s.quick else FORK_PAGES:
+        # the big ones need fewer processes for the same time
+        count = max(20, min(n, n * 2048 // pages))
+        for kind in ("small", "huge", "merged"):
+            run = s.worker("fork", kind=kind, pages=pages, processes=count)
+            out[f"us_{kind}_{pages}"] = run["us"]
+            if kind == "merged":
+                out[f"merged_pages_{pages}"] = run["merged"]
+    # below the noise of a fork, nothing is told apart
+    floor = 1.0
+    divide(
+        out, "ratio_32768", out["us_small_32768"], max(out["us_merged_32768"], floor)
+    )
+    divide(
+        out,
+        "ratio_huge_32768",
+        out["us_huge_32768"],
+        max(out["us_merged_32768"], floor),
+    )
+    return out
+
+
+STALL_NAMES = (
+    "stall_p50_ns",
+    "stall_p99_ns",
+    "stall_max_ns",
+    "stall_off_p99_ns",
+    "stall_off_max_ns",
+    "write_throughput_ratio",
+    "isolation_p50_ns",
+    "isolation_p99_ns",
+    "isolation_max_ns",
+    "saved_share",
+    "seconds",
+)
+
+
+def stall(s: Session) -> Metrics:
+    """Guest impact: threads write while their memory is merged.
+
+    `stall`: how long a write takes; `isolation`: how long pages are away, which
+    only who touches one of them in that time notices.
+    """
+    mib, repeats = (128, 1) if s.quick else (512, 3)
+    out: Metrics = {}
+    for huge in (0, 1):
+        for threads in (1, 2, 4):
+            suffix = f"{'huge' if huge else 'small'}_{threads}"
+            load = {"huge": huge, "threads": threads, "mib": mib}
+            runs = [s.worker("stall", **load) for _ in range(repeats)]
+            mid = medians(runs)
+            for name in STALL_NAMES:
+                out[f"{name}_{suffix}"] = mid[name]
+            # a maximum is the worst of all runs
+            for name in ("stall_max_ns", "isolation_max_ns"):
+                out[f"{name}_{suffix}"] = max(run[name] for run in runs)
+    for name in ("stall_p50_ns", "stall_p99_ns", "stall_max_ns"):
+        out[name] = max(v for k, v in out.items() if k.startswith(name + "_"))
+    name = "write_throughput_ratio"
+    out[name] = min(v for k, v in out.items() if k.startswith(name + "_"))
+    return out
+
+
+def ram_images(s: Session) -> list[Path]:
+    """Those named, or two that are made now and kept for this session."""
+    if not s.images:
+        s.say("making RAM images of two guests")
+        s.images = make_images(BUILD / "images")
+    return s.images
+
+
+def unit(s: Session) -> Metrics:
+    """CPU per page saved, chunk by chunk (libksm) and run by run, threads busy.
+
+    `guest`: the RAM of a guest; `runs`: 24 equal pages in every 32.  `ratio` is
+    of all CPU, `merge_ratio` of what is spent after equal pages are known.
+    """
+    out: Metrics = {}
+    loads = {"runs": [f"mib={128 if s.quick else 512}"]}
+    if paths := ram_images(s):
+        loads = {"guest": [f"image={paths[0]}"]} | loads
+    for load, words in loads.items():
+        for huge in (1, 0):
+            for threads in (1, 2) if s.quick else (1, 2, 4):
+                row = f"{load}_{'huge' if huge else 'small'}_{threads}"
+                unit_row(s, out, row, [*words, f"huge={huge}", f"threads={threads}"])
+    return out
+
+
+def unit_row(s: Session, out: Metrics, row: str, words: list[str]) -> None:
+    """The two ways in turns, medians of five."""
+    runs: dict[str, list[Metrics]] = {"engine": [], "runwise": []}
+    for _ in range(1 if s.quick else 5):
+        for mode, results in runs.items():
+            results.append(s.worker_words("unit", f"mode={mode}", *words))
+    ours, theirs = (medians(results) for results in runs.values())
+    for name, value in ours.items():
+        out[f"{name}_{row}"] = value
+        out[f"runwise_{name}_{row}"] = theirs[name]
+    for name in ("", "merge_"):
+        key = f"{name}us_per_saved_page"
+        divide(out, f"{name}ratio_{row}", theirs[key], ours[key])
+
+
+def images(s: Session) -> Metrics:
+    """RAM of real guests: what is saved of what is equal."""
+    words = [f"image={path}" for path in ram_images(s)]
+    out: Metrics = {}
+    for huge in (0, 1):
+        suffix = "_huge" if huge else ""
+        run = s.worker_words("images", f"huge={huge}", *words)
+        out |= {f"{name}{suffix}": value for name, value in run.items()}
+    return out
+
+
+BALLOON_POLICIES = ("plain", "eager", "lazy", "auto")
+
+
+def balloon(s: Session) -> Metrics:
+    """MADV_FREE 2014: memory taken and given back, lazily and eagerly."""
+    counts = (1, 8) if s.quick else (1, 4, 8)
+    out: Metrics = {}
+    for pressure in (False, True):
+        for processes in counts:
+            try:
+                out |= balloon_rows(s, processes, counts, pressure)
+                if processes in (1, 8) and not pressure:
+                    out |= balloon_rows(s, processes, (processes,), False, "uniform")
+            except NoCgroup as error:
+                s.note(f"balloon without pressure only: {error}")
+                return out
+    balloon_summary(out)
+    with s.cgroup(0):
+        run = s.worker(
+            "balloon",
+            mode="reclaim",
+            policy="lazy",
+            cgroup=1,
+            mib=64 if s.quick else 256,
+        )
+    out |= run
+    return out
+
+
+def balloon_rows(
+    s: Session,
+    processes: int,
+    counts: tuple[int, ...],
+    pressure: bool,
+    reuse: str = "recent",
+) -> Metrics:
+    """The rows of so many processes: what each policy does, and ratios to eager."""
+    out: Metrics = {}
+    for threads in counts:
+        row = f"{processes}_{threads}"
+        row += "_pressure" if pressure else ""
+        row += "_uniform" if reuse == "uniform" else ""
+        runs = balloon_row(s, processes, threads, pressure, reuse)
+        rates = {policy: run["blocks_per_s"] for policy, run in runs.items()}
+        cpu = {policy: run["cpu_us_per_block"] for policy, run in runs.items()}
+        for policy, rate in rates.items():
+            out[f"{policy}_blocks_per_s_{row}"] = rate
+        for policy in ("lazy", "auto"):
+            divide(out, f"{policy}_ratio_{row}", rates[policy], rates["eager"])
+            divide(out, f"{policy}_plain_ratio_{row}", rates[policy], rates["plain"])
+            divide(out, f"{policy}_cpu_ratio_{row}", cpu["eager"], cpu[policy])
+    return out
+
+
+def balloon_summary(out: Metrics) -> None:
+    """The best rows without pressure, the worst with it."""
+    for name in ("lazy", "auto"):
+        for kind in ("", "_plain", "_cpu"):
+            start = f"{name}{kind}_ratio_"
+            ratios = {k: v for k, v in out.items() if k.startswith(start)}
+            tight = [ratios.pop(k) for k in list(ratios) if k.endswith("_pressure")]
+            out[f"{name}{kind}_ratio"] = max(ratios.values())
+            out[f"{name}{kind}_pressure_ratio"] = min(tight)
+
+
+def balloon_row(
+    s: Session, processes: int, threads: int, pressure: bool, reuse: str
+) -> dict[str, Metrics]:
+    """What each policy does, the policies taking turns."""
+    # per thread: enough in all for a limit to bite
+    mib = max(32, 256 // (processes * threads))
+    runs: dict[str, list[Metrics]] = {policy: [] for policy in BALLOON_POLICIES}
+    # single runs differ by more than auto may lose to eager
+    close = ("eager", "auto") if pressure else ()
+    for turn in range(1 if s.quick else 7 if close else 3):
+        for policy, list_ in runs.items():
+            if turn >= 3 and policy not in close:
+                continue
+            args = {
+                "policy": policy,
+                "processes": processes,
+                "threads": threads,
+                "reuse": reuse,
+                "mib": mib,
+                # longer under pressure: the beginning counts for less
+                "ms": (1000 if s.quick else 2000) if pressure else 1000,
+            }
+            if not pressure:
+                run = s.worker("balloon", **args)
+            else:
+                # half of the touched memory, and room for the processes
+                limit = (processes * threads * mib // 2 + processes * 8 + 8) << 20
+                with s.cgroup(limit):
+                    run = s.worker("balloon", cgroup=1, **args)
+            list_.append(run)
+    return {policy: medians(list_) for policy, list_ in runs.items()}

@@ -1,0 +1,494 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Runs every test of the repository and counts what passed (scripts/check).
+
+Each step is a few commands whose output goes to build/check/STEP.log as well
+as, in short, to the terminal.  Results are read from what test programs leave
+(JUnit XML) or from their closing line 'N passed, N failed, N skipped'.  A
+step that ends badly without a failed test counts as one failure.  Leaves to
+others: how a part is built (scripts/build-*), what is tested (tests/).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from host.paths import TOP
+
+LOGS = TOP / "build" / "check"
+#: How a program of scripts/lib is run; its name follows.
+PROGRAM = ("python", "scripts/lib/launch.py")
+CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?\s*$")
+SKIP_LINE = re.compile(r"^\s*(?:ok \d+ .*# SKIP|SKIP(?:PED)?:?)\s*(.*)$", re.IGNORECASE)
+
+
+@dataclass
+class Result:
+    """What a step (or a part of one) came to."""
+
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    def add(self, other: Result) -> None:
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+
+#: Commands that run now: they have sessions of their own, which no ^C reaches.
+running: set[int] = set()
+#: Set by ^C: no step begins another command.
+stopping = threading.Event()
+#: Held while something is built that several steps need.
+building = threading.Lock()
+
+
+class Step:
+    """A step's log, what it has to say, and the running of its commands."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.said: list[str] = []
+        LOGS.mkdir(parents=True, exist_ok=True)
+        self.path = LOGS / f"{name}.log"
+        self.log = self.path.open("w", encoding="utf-8", errors="replace")
+
+    def run(
+        self,
+        *command: str | Path,
+        env: dict[str, str] | None = None,
+        minutes: float = 30,
+    ) -> tuple[int, list[str]]:
+        """Runs a command; returns its exit code and its output's lines."""
+        if stopping.is_set():
+            raise RuntimeError("interrupted")
+        words = [str(word) for word in command]
+        self.log.write(f"$ {' '.join(words)}\n")
+        self.log.flush()
+        start = self.path.stat().st_size
+        with subprocess.Popen(
+            words,
+            cwd=TOP,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process:
+            running.add(process.pid)
+            try:
+                code = process.wait(timeout=minutes * 60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                self.log.write(f"check: killed after {minutes} minutes\n")
+                code = 124
+            finally:
+                running.discard(process.pid)
+        self.log.flush()
+        with self.path.open("rb") as log:
+            log.seek(start)
+            text = log.read().decode(errors="replace")
+        return code, text.splitlines()
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Printed when the step ends: another one may run beside it."""
+        self.said += [f"    {line}" for line in lines]
+
+    def simple(self, title: str, *command: str | Path) -> Result:
+        """A command that is one test: its exit code decides."""
+        code, lines = self.run(*command)
+        if code == 0:
+            return Result(passed=1)
+        self.say(lines[-15:])
+        return Result(failed=[f"{title} (exit {code})"])
+
+    def build(self, title: str, *command: str | Path) -> Result | None:
+        """A command others rest on: None if it went well."""
+        result = self.simple(title, *command)
+        return result if result.failed else None
+
+    def counted(self, title: str, *command: str | Path, minutes: float = 20) -> Result:
+        """A command that ends with 'N passed, N failed, N skipped'."""
+        code, lines = self.run(*command, minutes=minutes)
+        result = Result()
+        closing = [match for line in lines if (match := CLOSING.match(line))]
+        if closing:
+            result.passed = int(closing[-1][1])
+            bad = [line for line in lines if re.match(r"^(not ok|FAIL)", line)]
+            result.failed = (bad + [title] * int(closing[-1][2]))[: int(closing[-1][2])]
+            reasons = [m[1] or line for line in lines if (m := SKIP_LINE.match(line))]
+            count = int(closing[-1][3] or 0)
+            result.skipped = [f"{title}: {reason}" for reason in reasons][:count]
+            result.skipped += [f"{title}: no reason given"] * (
+                count - len(result.skipped)
+            )
+        if code != 0 and not result.failed or not closing:
+            result.failed.append(f"{title} (exit {code}; see {self.path})")
+        if result.failed:
+            self.say(lines[-30:])
+        return result
+
+    def junit(self, xml: Path, code: int, title: str, lines: list[str]) -> Result:
+        """Reads JUnit XML of pytest or meson."""
+        result = Result()
+        try:
+            cases = list(ET.parse(xml).getroot().iter("testcase"))
+        except (OSError, ET.ParseError) as error:
+            cases = []
+            self.log.write(f"check: {xml}: {error}\n")
+        for case in cases:
+            name = f"{case.get('classname') or title}.{case.get('name')}"
+            skipped = case.find("skipped")
+            if case.find("failure") is not None or case.find("error") is not None:
+                result.failed.append(name)
+            elif skipped is not None:
+                # meson has the reason of a TAP skip in the case's output
+                reason = (
+                    skipped.get("message")
+                    or skipped.text
+                    or case.findtext("system-out")
+                    or "no reason given"
+                )
+                result.skipped.append(f"{name}: {reason.strip()}")
+            else:
+                result.passed += 1
+        if not cases or (code != 0 and not result.failed):
+            result.failed.append(f"{title} (exit {code}; see {self.path})")
+        if result.failed:
+            self.say(lines[-60:])
+        return result
+
+    def pytest(
+        self,
+        title: str,
+        *args: str | Path,
+        minutes: float = 15,
+        env: dict[str, str] | None = None,
+    ) -> Result:
+        xml = LOGS / f"{self.name}-{title}.xml"
+        xml.unlink(missing_ok=True)
+        code, lines = self.run(
+            *("python", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"),
+            f"--junitxml={xml}",
+            *args,
+            minutes=minutes,
+            env=env,
+        )
+        return self.junit(xml, code, title, lines)
+
+    def meson_tests(self, build: Path, *args: str, minutes: float = 20) -> Result:
+        xml = build / "meson-logs" / "testlog.junit.xml"
+        xml.unlink(missing_ok=True)
+        code, lines = self.run(
+            *(
+                "meson",
+                "test",
+                "-C",
+                build,
+                "--print-errorlogs",
+                "--num-processes",
+                "2",
+            ),
+            *args,
+            minutes=minutes,
+        )
+        result = self.junit(xml, code, build.name, lines)
+        # a test that died in the middle has no failed case in the XML
+        summary = "\n".join(lines).partition("Summary of Failures:")[2]
+        for name in re.findall(r"^\s*\d+/\d+ (\S+ / \S+)", summary, re.MULTILINE):
+            if not any(name.split(" / ")[0] in known for known in result.failed):
+                result.failed.append(name)
+        return result
+
+
+def tracked(*patterns: str) -> list[str]:
+    """Files of the repository (of its index: new files count once added)."""
+    out = subprocess.run(
+        ["git", "ls-files", "-z", *patterns], cwd=TOP, capture_output=True, check=True
+    ).stdout.decode()
+    return [name for name in out.split("\0") if name and (TOP / name).is_file()]
+
+
+def shell_scripts() -> list[str]:
+    names = []
+    for name in tracked():
+        with (TOP / name).open("rb") as file:
+            first = file.readline(80)
+        if re.match(rb"#!.*\b(ba)?sh\b", first) or name.endswith(".sh"):
+            names.append(name)
+    return names
+
+
+def checkpatch_path(step: Step) -> Path:
+    """QEMU's checkpatch.pl, taken out of its source package."""
+    code, lines = step.run(
+        "bash",
+        "-c",
+        ". scripts/lib/common.sh; dir=$(fetch_source qemu trixie) && out=$top/build/check "
+        '&& tar -C "$out" -xf "$dir"/qemu_*.orig.tar.* --wildcards --strip-components=2 '
+        '"*/scripts/checkpatch.pl" && echo "$out/checkpatch.pl"',
+    )
+    if code != 0:
+        raise RuntimeError(f"no checkpatch.pl: {' '.join(lines[-3:])}")
+    return Path(lines[-1])
+
+
+def without_licence() -> list[str]:
+    """Files that should have an SPDX line and do not."""
+    exempt = re.compile(
+        r"(^LICENSE$|\.(png|rst|md|json|xml|toml|txt|rng|css|err|args)$|\.gitignore$|^\.ci/)"
+    )
+    missing = []
+    for name in tracked():
+        if exempt.search(name):
+            continue
+        text = (TOP / name).read_text(errors="replace")[:2000]
+        if text.strip() and "SPDX-License-Identifier: GPL-2.0-or-later" not in text:
+            missing.append(name)
+    return missing
+
+
+def step_style(step: Step) -> Result:
+    result = Result()
+    python = tracked("*.py")
+    result.add(step.simple("ruff check", "ruff", "check", *python))
+    result.add(step.simple("ruff format", "ruff", "format", "--check", *python))
+    result.add(step.simple("mypy", "mypy", "--no-error-summary", "scripts/lib"))
+    result.add(step.simple("floors of scripts/lib", *PROGRAM, "tools.floors"))
+    result.add(step.pytest("floors", "tests/floors"))
+    result.add(step.simple("shellcheck", "shellcheck", "-x", *shell_scripts()))
+    missing = without_licence()
+    result.add(
+        Result(failed=[f"no SPDX line: {name}" for name in missing])
+        if missing
+        else Result(passed=1)
+    )
+    checkpatch = checkpatch_path(step)
+    for name in tracked("*.c", "*.h"):
+        result.add(
+            step.simple(
+                f"checkpatch {name}", "perl", checkpatch, "-q", "--no-tree", "-f", name
+            )
+        )
+    return result
+
+
+def step_graft(step: Step) -> Result:
+    return step.pytest("graft", "tests/graft")
+
+
+def libksm_build(step: Step, name: str, *options: str) -> Path | Result:
+    build = TOP / "build" / name
+    if not (build / "build.ninja").exists():
+        shutil.rmtree(build, ignore_errors=True)
+        bad = step.build(f"meson setup {name}", "meson", "setup", build, *options)
+        if bad:
+            return bad
+    return step.build(f"build {name}", "meson", "compile", "-C", build, "-j2") or build
+
+
+def step_unit(step: Step) -> Result:
+    build = libksm_build(step, "libksm", "--buildtype=debugoptimized", "--werror")
+    return build if isinstance(build, Result) else step.meson_tests(build)
+
+
+def sanitized(step: Step, name: str, sanitizers: str, *tests: str) -> Result:
+    build = libksm_build(
+        step, name, "--buildtype=debugoptimized", f"-Db_sanitize={sanitizers}"
+    )
+    if isinstance(build, Result):
+        return build
+    return step.meson_tests(build, "--timeout-multiplier", "4", *tests)
+
+
+def step_asan(step: Step) -> Result:
+    return sanitized(step, "libksm-asan", "address,undefined")
+
+
+def step_tsan(step: Step) -> Result:
+    return sanitized(step, "libksm-tsan", "thread")
+
+
+def with_qemu(step: Step, tests: Callable[[], Result]) -> Result:
+    """Tests that need the grafted QEMU (seconds when it is up to date)."""
+    with building:
+        bad = step.build("scripts/build-qemu", "scripts/build-qemu")
+    return bad or tests()
+
+
+def step_qtest(step: Step) -> Result:
+    return with_qemu(step, lambda: step.counted("our qtests", "tests/qtest/run"))
+
+
+def step_qemu(step: Step) -> Result:
+    return with_qemu(step, lambda: step.counted("QEMU's own tests", "tests/qemu/run"))
+
+
+def step_e2e(step: Step) -> Result:
+    return with_qemu(
+        step,
+        lambda: step.pytest(
+            "e2e", "tests/e2e", "--ignore=tests/e2e/libvirt", minutes=25
+        ),
+    )
+
+
+def step_libvirt(
+    step: Step, release: str = "bookworm", name: str = "libvirt"
+) -> Result:
+    def tests() -> Result:
+        return step.build(
+            "scripts/build-libvirt", "scripts/build-libvirt", "--release", release
+        ) or step.pytest("libvirt", "tests/e2e/libvirt", env={"LIBVIRT_BUILD": name})
+
+    return with_qemu(step, tests)
+
+
+def step_libvirt_trixie(step: Step) -> Result:
+    return step_libvirt(step, "trixie", "libvirt-trixie")
+
+
+def kernels(step: Step, *options: str) -> Result:
+    with building:
+        build = libksm_build(step, "libksm", "--buildtype=debugoptimized", "--werror")
+    if isinstance(build, Result):
+        return build
+    return with_qemu(
+        step,
+        lambda: step.counted(
+            "kernels", *PROGRAM, "tools.kernels", build, *options, minutes=90
+        ),
+    )
+
+
+def step_kernels(step: Step) -> Result:
+    return kernels(step)
+
+
+def step_kernels_quick(step: Step) -> Result:
+    result = kernels(step, "--quick")
+    # how a guest's words count: by now QEMU is there
+    result.add(step.pytest("kernels", "tests/kernels"))
+    return result
+
+
+STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
+    "style": (step_style, "ruff, mypy, shellcheck, licence lines, checkpatch.pl"),
+    "graft": (step_graft, "scripts/graft and its tables"),
+    "unit": (step_unit, "libksm: unit, fault injection, property, system tests"),
+    "asan": (step_asan, "libksm under address and undefined-behaviour sanitizers"),
+    "tsan": (step_tsan, "libksm under the thread sanitizer"),
+    "qtest": (step_qtest, "our qtests of the grafted QEMU"),
+    "qemu": (step_qemu, "QEMU's own tests with guest RAM on our backend"),
+    "e2e": (step_e2e, "real guests: the demo, statistics, bad input"),
+    "kernels-quick": (
+        step_kernels_quick,
+        "libksm's unit tests on a kernel that is too old and on the newest",
+    ),
+    "kernels": (
+        step_kernels,
+        "all tests of libksm on Linux 6.1, 6.12 and the newest (only when named)",
+    ),
+    "libvirt": (step_libvirt, "libvirt, unmodified and with our insertions"),
+    "libvirt-trixie": (
+        step_libvirt_trixie,
+        "the same with libvirt 11.3 in the place of 9.0 (only when named)",
+    ),
+}
+#: As long as all others together, or as the one before it, and finds little
+#: that the others do not.
+ONLY_WHEN_NAMED = {"kernels", "libvirt-trixie"}
+#: They mostly wait, or have one processor do all: both at once.
+BESIDE = ("kernels-quick", "libvirt")
+
+
+def run_step(name: str) -> Result:
+    start = time.monotonic()
+    step = Step(name)
+    try:
+        result = STEPS[name][0](step)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        result = Result(failed=[f"{name}: {error}"])
+    finally:
+        step.log.close()
+    lines = [
+        *step.said,
+        *(f"   FAILED {failure}" for failure in result.failed),
+        *(f"   skipped {reason}" for reason in result.skipped),
+        f"   {name}: {result.passed} passed, {len(result.failed)} failed, "
+        f"{len(result.skipped)} skipped in {time.monotonic() - start:.0f} s",
+    ]
+    print("\n".join(lines), flush=True)
+    return result
+
+
+def together(names: Sequence[str]) -> list[list[str]]:
+    """Steps in the order given; those that may are next to one another."""
+    groups: list[list[str]] = []
+    for name in names:
+        if name in BESIDE and groups and groups[-1][0] in BESIDE:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    return groups
+
+
+def run_group(names: Sequence[str]) -> Result:
+    total = Result()
+    for name in names:
+        print(f"== {name}: {STEPS[name][1]}", flush=True)
+    with ThreadPoolExecutor(len(names)) as pool:
+        try:
+            for result in pool.map(run_step, names):
+                total.add(result)
+        except BaseException:
+            stopping.set()
+            for pid in running.copy():
+                os.killpg(pid, signal.SIGTERM)
+            raise
+    return total
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/check",
+        description="Runs every test there is; the logs are in build/check.",
+        epilog="steps: " + "; ".join(f"{k}: {v[1]}" for k, v in STEPS.items()),
+    )
+    parser.add_argument(
+        "steps",
+        nargs="*",
+        metavar="STEP",
+        help=f"only these steps (default: all but {', '.join(sorted(ONLY_WHEN_NAMED))})",
+    )
+    args = parser.parse_args()
+    unknown = [name for name in args.steps if name not in STEPS]
+    if unknown:
+        parser.error(f"no step {', '.join(unknown)}; there are: {', '.join(STEPS)}")
+    total = Result()
+    names = args.steps or [name for name in STEPS if name not in ONLY_WHEN_NAMED]
+    for group in together(names):
+        total.add(run_group(group))
+    for failure in total.failed:
+        print(f"FAILED {failure}")
+    print(
+        f"{total.passed} passed, {len(total.failed)} failed, "
+        f"{len(total.skipped)} skipped"
+    )
+    return 1 if total.failed or not total.passed else 0
