@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 MIB = 1 << 20
 FREED = 300
 #: what must come back of that, and how long it may take on a busy machine;
-#: on an idle one see docs/devel/ksm-balloon.rst
+#: on an idle one see docs/devel/ksm-bench.rst
 SHARE = 0.9
 PATIENCE = 60.0
 BALLOON = "virtio-balloon-pci,id=balloon,free-page-reporting=on"

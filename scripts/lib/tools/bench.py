@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench import tables
 from bench.harness import BenchError, Metrics, Session, build
 from bench.registry import BENCHES
 from host import ksmsys
@@ -84,6 +85,13 @@ def bench(
         list[Path] | None,
         typer.Option(exists=True, help="A guest's RAM, for the bench images."),
     ] = None,
+    rst: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, help="Measure nothing: show this JSON file as rST."),
+    ] = None,
+    update: Annotated[
+        Path | None, typer.Option(exists=True, help="Put that into this page.")
+    ] = None,
 ) -> None:
     """Measures libksm beside the kernel's ksmd.
 
@@ -91,6 +99,8 @@ def bench(
     fork, stall, unit, images, balloon, guests, dirty, idle; without one, all
     are run.  Root is needed for ksmd's side and for memory pressure.
     """
+    if rst:
+        return tables.show(rst, update)
     console = Console()
     for name in names or ():
         if name not in BENCHES:
@@ -107,7 +117,7 @@ def bench(
         transient=True,
     ) as progress:
         session = Session(quick, image or [], progress)
-        data = {"host": host(), "benches": results}
+        data = {"host": host() | {"quick": quick}, "benches": results}
         for name in names or BENCHES:
             try:
                 results[name] = BENCHES[name](session)

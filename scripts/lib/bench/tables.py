@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Results of scripts/bench as the tables of docs/devel/ksm-bench.rst.
+
+Turns each JSON file of `scripts/bench --json` into a section: a line of
+provenance and, for each bench in it, the tables laid out below.  The cell of a
+missing figure stays empty; rows of such cells and of noise are left out.
+Leaves to others: measuring (harness.py), what a column means (the page).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from host.exits import WrongUse
+
+BEGIN, END = ".. begin generated\n", ".. end generated\n"
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Column:
+    """`{}` in the name of the metric stands for the row's key."""
+
+    head: str  # lines are separated by \n
+    metric: str
+    unit: float = 1.0  # the metric is divided by it
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One table of a bench, and figures that stand alone below it."""
+
+    first: str  # head of the first column
+    rows: dict[str, str]  # key: what is shown for it
+    columns: list[Column]
+    caption: str = ""
+    noise: float = 0.0  # what is less is not told apart from nothing
+    alone: dict[str, str] = field(default_factory=dict)  # text: metric
+
+
+US, MS, PERCENT = 1e3, 1e6, 0.01
+
+
+def loads(names: tuple[str, ...]) -> dict[str, str]:
+    return {
+        f"{name}_{n}": f"{name}, {n}".replace("_", ", ")
+        for name in names
+        for n in (1, 2, 4)
+    }
+
+
+def balloon(caption: str, suffix: str) -> Layout:
+    counts = (1, 4, 8)
+    return Layout(
+        "processes\nx threads",
+        {f"{p}_{t}{suffix}": f"{p} x {t}" for p in counts for t in counts},
+        [
+            Column("plain\n/s", "plain_blocks_per_s_{}"),
+            Column("eager\n/s", "eager_blocks_per_s_{}"),
+            Column("lazy\n/s", "lazy_blocks_per_s_{}"),
+            Column("auto\n/s", "auto_blocks_per_s_{}"),
+            Column("lazy\nratio", "lazy_ratio_{}"),
+            Column("auto\nratio", "auto_ratio_{}"),
+            Column("lazy\nCPU", "lazy_cpu_ratio_{}"),
+            Column("auto\nCPU", "auto_cpu_ratio_{}"),
+        ],
+        caption,
+    )
+
+
+LAYOUTS: dict[str, list[Layout]] = {
+    "ksmpages": [
+        Layout(
+            "case",
+            {"worst": "worst", "third": "third copy", "best": "best"},
+            [
+                Column("libksm\nMB/s", "{}_mbps"),
+                Column("ksmd\nMB/s", "{}_ksmd_mbps"),
+                Column("ratio", "{}_ratio"),
+                Column("ratio\nof CPU", "{}_cpu_ratio"),
+            ],
+            alone={
+                "read loop, before over after merging": "read_loop_ratio",
+                "the same, worst case": "read_loop_worst_ratio",
+                "metadata, bytes a page": "metadata_bytes_per_page",
+            },
+        )
+    ],
+    "rescan": [
+        Layout(
+            "ksmd",
+            {"": "every page", "_smart": "smart scan"},
+            [
+                Column("us\nper GiB", "ksmd{}_us_per_gib"),
+                Column("libksm,\nlog", "us_per_gib"),
+                Column("ratio", "ratio{}"),
+                Column("libksm,\npagemap", "pagemap_us_per_gib"),
+                Column("ratio", "pagemap_ratio{}"),
+            ],
+        )
+    ],
+    "smart-scan": [
+        Layout(
+            "engine",
+            {"": "libksm", "ksmd_": "ksmd"},
+            [
+                Column("pages scanned\noff", "{}pages_scanned_off"),
+                Column("pages scanned\non", "{}pages_scanned_on"),
+                Column("fewer\n%", "{}saving_percent"),
+                Column("CPU, ms\noff", "{}cpu_ms_off"),
+                Column("CPU, ms\non", "{}cpu_ms_on"),
+            ],
+        )
+    ],
+    "fork": [
+        Layout(
+            "pages",
+            {f"{1 << n}": f"{1 << n:,}" for n in (4, 6, *range(8, 16))},
+            [
+                Column("small\nus", "us_small_{}"),
+                Column("huge\nus", "us_huge_{}"),
+                Column("merged\nus", "us_merged_{}"),
+            ],
+            noise=100,
+        )
+    ],
+    "stall": [
+        Layout(
+            "pages,\nwriters",
+            loads(("small", "huge")),
+            [
+                Column("write p99\noff, us", "stall_off_p99_ns_{}", US),
+                Column("write p99\nus", "stall_p99_ns_{}", US),
+                Column("max\nms", "stall_max_ns_{}", MS),
+                Column("throughput\nratio", "write_throughput_ratio_{}"),
+                Column("isolated\np50, ms", "isolation_p50_ns_{}", MS),
+                Column("isolated\np99, ms", "isolation_p99_ns_{}", MS),
+            ],
+        )
+    ],
+    "unit": [
+        Layout(
+            "memory, pages,\nthreads",
+            loads(("guest_huge", "guest_small", "runs_huge", "runs_small")),
+            [
+                Column("CPU\nus", "us_per_saved_page_{}"),
+                Column("run by run\nus", "runwise_us_per_saved_page_{}"),
+                Column("ratio", "ratio_{}"),
+                Column("merge\nus", "merge_us_per_saved_page_{}"),
+                Column("run by run\nus", "runwise_merge_us_per_saved_page_{}"),
+                Column("ratio", "merge_ratio_{}"),
+            ],
+        )
+    ],
+    "images": [
+        Layout(
+            "pages",
+            {"": "small", "_huge": "huge"},
+            [
+                Column("equal\nMiB", "achievable_mib{}"),
+                Column("saved\nMiB", "saved_mib{}"),
+                Column("\n%", "saved_fraction{}", PERCENT),
+                Column("not zero\n%", "saved_fraction_nonzero{}", PERCENT),
+                Column("profit\nMiB", "profit_mib{}"),
+                Column("runs", "runs{}"),
+                Column("huge pages\nsplit", "huge_split{}"),
+                Column("CPU\ns", "cpu_s{}"),
+            ],
+        )
+    ],
+    "balloon": [
+        balloon("Without pressure:", ""),
+        balloon("With a memory limit of about half of what is touched:", "_pressure"),
+        balloon("Without pressure, any block as likely as another:", "_uniform"),
+        Layout(
+            "MiB",
+            {"": "one process"},
+            [
+                Column("resident", "resident_mib"),
+                Column("lazily\nfree", "lazy_mib"),
+                Column("not counted\nas used", "attributed_drop_mib"),
+                Column("reclaimed\nwhen asked", "reclaimed_mib"),
+            ],
+            "Lazily freed memory, and what the kernel gets of it:",
+        ),
+    ],
+    "guests": [
+        Layout(
+            "scope",
+            {
+                "ksmd": "ksmd alone",
+                "host": "host",
+                "ksmd_single": "ksmd, one guest",
+                "zero": "zero, one guest",
+                "vm": "vm, one guest",
+            },
+            [
+                Column("resident\nMiB", "{}_resident_mib"),
+                Column("equal\nMiB", "{}_achievable_mib"),
+                Column("saved\nMiB", "{}_saved_mib"),
+                Column("\n%", "{}_saved_fraction", PERCENT),
+                Column("to 95 %\ns", "{}_seconds_to_95"),
+                Column("CPU to 95 %\ns", "{}_cpu_to_95"),
+                Column("CPU\nratio", "{}_cpu_ratio"),
+            ],
+        )
+    ],
+    "guest-stall": [
+        Layout(
+            "merging",
+            {"off": "off", "on": "on"},
+            [
+                Column("write p99\nus", "guest_p99_ns_{}", US),
+                Column("max\nms", "guest_max_ns_{}", MS),
+            ],
+            alone={"throughput, on over off": "write_throughput_ratio"},
+        )
+    ],
+    "balloon-guest": [
+        Layout(
+            "policy",
+            {"eager": "eager", "lazy": "lazy", "auto": "auto"},
+            [
+                Column("counts as\nfree after, s", "{}_freed_s"),
+                Column("taken\nagain in, s", "{}_take_s"),
+                Column("reclaimed\nMiB", "{}_reclaimed_mib"),
+                Column("taken again\nafter that, s", "{}_take_after_reclaim_s"),
+            ],
+        )
+    ],
+    "dirty": [
+        Layout(
+            "source",
+            {"off": "none", "pagemap": "pagemap", "log": "log"},
+            [
+                Column("TCG\nratio", "tcg_{}_throughput_ratio"),
+                Column("engine\nms per s", "tcg_{}_cpu_ms_per_s"),
+                Column("KVM\nratio", "kvm_{}_throughput_ratio"),
+                Column("engine\nms per s", "kvm_{}_cpu_ms_per_s"),
+            ],
+        )
+    ],
+    "idle": [
+        Layout(
+            "source",
+            {"log": "log", "pagemap": "pagemap"},
+            [
+                Column("engine\n% of a core", "{}_engine_cpu_percent"),
+                Column("main loop\n% of a core", "{}_log_cpu_percent"),
+                Column("passes\na minute", "{}_passes_per_minute"),
+            ],
+        )
+    ],
+}
+
+#: benches that plots.py draws; the page shows these plots
+PLOTTED = "ksmpages rescan smart-scan fork stall unit images balloon".split()
+
+
+def shown(value: float | None, noise: float = 0.0) -> str:
+    """A figure as a person reads it."""
+    if value is None:
+        return ""
+    if noise and value < noise:
+        return f"< {noise:g}"
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def grid(rows: list[list[str]]) -> str:
+    """A simple table; the first row is its head, the first column text."""
+    heads = []
+    for cell in rows[0]:
+        # the lines of a cell must begin in one column
+        lines_of = cell.split("\n")
+        heads.append([line.ljust(max(map(len, lines_of))) for line in lines_of])
+    lines = [*(list(line) for line in zip_longest(*heads, fillvalue="")), *rows[1:]]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rule = " ".join("=" * width for width in widths)
+    text = [
+        " ".join(
+            cell.rjust(width) if n else cell.ljust(width)
+            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    head = len(lines) - len(rows) + 1
+    return "\n".join([rule, *text[:head], rule, *text[head:], rule, ""])
+
+
+def laid_out(layout: Layout, metrics: Metrics) -> list[str]:
+    """The table and what stands below it, as far as it was measured."""
+    rows = []
+    for key, label in layout.rows.items():
+        cells = []
+        for column in layout.columns:
+            value = metrics.get(column.metric.format(key))
+            value = value if value is None else value / column.unit
+            cells.append(shown(value, layout.noise))
+        if not set(cells) <= {"", f"< {layout.noise:g}"}:
+            rows.append([label, *cells])
+    blocks = []
+    if rows:
+        head = [layout.first, *(column.head for column in layout.columns)]
+        blocks = [f"{layout.caption}\n"] if layout.caption else []
+        blocks.append(grid([head, *rows]))
+    alone = [
+        f"{text}: {shown(metrics[metric])}"
+        for text, metric in layout.alone.items()
+        if metric in metrics
+    ]
+    if alone:
+        alone[0] = alone[0][0].upper() + alone[0][1:]
+        blocks.append(f"{'; '.join(alone)}.\n")
+    return blocks
+
+
+def titled(text: str, line: str) -> str:
+    return f"{text}\n{line * len(text)}\n"
+
+
+def bench(name: str, metrics: Metrics) -> list[str]:
+    blocks = [titled(name, "~")]
+    if name not in LAYOUTS:
+        rows = [[metric, shown(value)] for metric, value in metrics.items()]
+        return [*blocks, grid([["metric", "value"], *rows])]
+    for layout in LAYOUTS[name]:
+        blocks += laid_out(layout, metrics)
+    if name in PLOTTED:
+        image = f".. image:: ../images/ksm-bench-{name}.png\n"
+        blocks.append(f"{image}   :alt: plot of {name}\n")
+    return blocks
+
+
+def provenance(host: dict[str, Any]) -> str:
+    """On what, and how quiet it was."""
+    words = [
+        f"{host['cpu']} ({host['cpus']} CPUs, {host['memory_mib']:,} MiB)",
+        f"Linux {host['kernel']}",
+        f"load {host['load']:.2g} at the start",
+    ]
+    if host.get("quick"):
+        words.append("--quick: a look, not figures")
+    return f"{', '.join(words)}.\n"
+
+
+def rst(data: dict[str, Any]) -> str:
+    """What one JSON file holds, as reStructuredText."""
+    host = data["host"]
+    title = f"Commit {host['commit']}, {str(host['date'])[:10]}"
+    blocks = [titled(title, "-"), provenance(host)]
+    for name, metrics in data["benches"].items():
+        blocks += bench(name, metrics)
+    return "\n".join(blocks)
+
+
+def update(page: str, text: str) -> str:
+    """The page with the text between its markers."""
+    head, begin, rest = page.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise WrongUse(f"the page lacks {BEGIN.strip()!r} or {END.strip()!r}")
+    return f"{head}{BEGIN}\n{text}\n{END}{tail}"
+
+
+def show(files: list[Path], page: Path | None) -> None:
+    """Prints what scripts/bench --json wrote, or puts it into the page."""
+    text = "\n".join(rst(json.loads(file.read_text())) for file in files)
+    if page:
+        page.write_text(update(page.read_text(), text))
+    else:
+        print(text, end="")
