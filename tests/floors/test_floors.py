@@ -66,3 +66,56 @@ def test_relative(tmp_path: Path) -> None:
     assert wrongs(tmp_path, guest_ram="from . import qemu\n") == [
         "guest.ram imports relatively"
     ]
+
+
+C_GOOD = {
+    "base/prim.h": "int prim_call(int x);\n",
+    "base/prim.c": '#include "base/prim.h"\n\nint prim_call(int x)\n{\n}\n',
+    "merge/stage.h": '#include "base/prim.h"\nvoid stage_init(void);\n',
+    "merge/stage-back.c": "void stage_init(void)\n{\n    prim_call(1);\n}\n",
+    "engine/scan.h": "static inline int\nscan_due(void) { return 1; }\n",
+}
+
+
+def c_wrongs(root: Path, name: str = "base/x.c", text: str = "") -> list[str]:
+    for file, content in (C_GOOD | {name: text}).items():
+        path = root / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    return floors.c_wrongs(root)
+
+
+def test_c_down(tmp_path: Path) -> None:
+    assert c_wrongs(tmp_path, "engine/x.c", "void f(void) { stage_init(); }") == []
+    assert floors.c_arrows(tmp_path)["merge.stage"] == {"base.prim"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#include "merge/stage.h"\n',
+        "extern void stage_init(void);\nint f(void)\n{\n    stage_init();\n}\n",
+        "int f(void)\n{\n    return scan_due();\n}\n",
+        "void (*f)(void) = stage_init;\n",
+    ],
+)
+def test_c_upward(tmp_path: Path, text: str) -> None:
+    (found,) = c_wrongs(tmp_path, "base/x.c", text)
+    assert found.startswith("base.x imports") and "above" in found
+
+
+def test_c_comments_are_no_calls(tmp_path: Path) -> None:
+    assert c_wrongs(tmp_path, "base/x.c", "/* see stage_init() */\n") == []
+
+
+def test_c_circle(tmp_path: Path) -> None:
+    (found,) = c_wrongs(
+        tmp_path, "base/x.c", "int x_f(void)\n{\n    return prim_call(2);\n}\n"
+    ) + c_wrongs(
+        tmp_path, "base/prim.c", "int prim_call(int x)\n{\n    return x_f();\n}\n"
+    )
+    assert found == "a circle of imports: base.prim -> base.x -> base.prim"
+
+
+def test_c_elsewhere(tmp_path: Path) -> None:
+    assert c_wrongs(tmp_path, "cellar/x.c") == ["cellar.x is on no floor"]

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Does scripts/lib keep to its floors?  (scripts/check style)
+"""Do scripts/lib and libksm keep to their floors?  (scripts/check style)
 
 A module may import its own floor and those below, and imports must not form a
 circle.  Those inside functions or for type checkers count.
+
+In libksm a room is what has one name: stage.h, stage.c and stage-back.c.  It may
+include, and call, rooms of its own floor and of those below; no circle either.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +21,14 @@ from host.paths import TOP
 
 #: The lowest first; launch.py is above all.
 FLOORS = ("host", "guest", "bench", "tools")
+C_FLOORS = ("base", "memory", "share", "watch", "merge", "engine")
+
+#: A function's head: what others see of a source, what is inline in a header.
+C_FUNCTION = r"(?:[A-Za-z_][\w ]*[ *\n]+)(\w+)\([^;{}]*\)\s*\{"
+C_PUBLIC = re.compile(rf"^(?!static\b){C_FUNCTION}", re.M)
+C_INLINE = re.compile(rf"^static inline {C_FUNCTION}", re.M)
+C_COMMENT = re.compile(r"/\*.*?\*/", re.S)
+C_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 Arrows = dict[str, set[str]]
 
@@ -54,17 +66,48 @@ def relative(root: Path) -> list[str]:
     ]
 
 
-def floor(module: str) -> int:
+def c_texts(root: Path) -> dict[str, dict[str, str]]:
+    """Room -> suffix -> text, without comments."""
+    rooms: dict[str, dict[str, str]] = {}
+    for path in sorted(root.glob("*/*.[ch]")):
+        room = f"{path.parent.name}.{path.stem.partition('-')[0]}"
+        texts = rooms.setdefault(room, {".c": "", ".h": ""})
+        texts[path.suffix] += C_COMMENT.sub(" ", path.read_text())
+    return rooms
+
+
+def c_arrows(root: Path) -> Arrows:
+    """The rooms that each of them includes or calls."""
+    rooms = c_texts(root)
+    home = {
+        name: room
+        for room, texts in rooms.items()
+        for name in C_PUBLIC.findall(texts[".c"]) + C_INLINE.findall(texts[".h"])
+    }
+    graph: Arrows = {}
+    for room, texts in rooms.items():
+        text = texts[".c"] + texts[".h"]
+        found = {
+            f"{floor}.{stem.partition('-')[0]}"
+            for floor, stem in re.findall(r'#include "(\w+)/([\w-]+)\.h"', text)
+        }
+        names = re.findall(r"\w+", C_STRING.sub(" ", text))
+        found |= {home[name] for name in names if name in home}
+        graph[room] = (found & rooms.keys()) - {room}
+    return graph
+
+
+def floor(module: str, floors: tuple[str, ...] = FLOORS) -> int:
     name = module.partition(".")[0]
-    return FLOORS.index(name) if name in FLOORS else len(FLOORS)
+    return floors.index(name) if name in floors else len(floors)
 
 
-def upward(graph: Arrows) -> list[str]:
+def upward(graph: Arrows, floors: tuple[str, ...] = FLOORS) -> list[str]:
     return [
         f"{name} imports {other}, which is above it"
         for name, others in sorted(graph.items())
         for other in sorted(others)
-        if floor(other) > floor(name)
+        if floor(other, floors) > floor(name, floors)
     ]
 
 
@@ -91,8 +134,19 @@ def wrongs(root: Path) -> list[str]:
     return relative(root) + upward(graph) + circles(graph)
 
 
+def c_wrongs(root: Path) -> list[str]:
+    graph = c_arrows(root)
+    unknown = [
+        f"{room} is on no floor"
+        for room in graph
+        if floor(room, C_FLOORS) == len(C_FLOORS)
+    ]
+    return unknown + upward(graph, C_FLOORS) + circles(graph)
+
+
 def main() -> int:
     argparse.ArgumentParser(prog="floors", description=__doc__).parse_args()
-    if found := wrongs(TOP / "scripts/lib"):
+    found = wrongs(TOP / "scripts/lib") + c_wrongs(TOP / "subprojects/libksm/src")
+    if found:
         raise Failure("\n".join(found))
     return 0
