@@ -75,6 +75,7 @@ class Test:
 TESTS: tuple[Test, ...] = (
     Test("budget", files=("pace.c",)),
     Test("index", files=("index.c",)),
+    Test("vmas", files=("vmas.c",)),
     Test("memcg", files=("memcg.c", "cgroup.c")),
     Test("host", files=("engine.c", "prim.c")),
     Test("support", files=("prim.c", "engine.c")),
@@ -82,7 +83,7 @@ TESTS: tuple[Test, ...] = (
     Test("merge", files=("merge.c", "plan.c", "region.c", "admit.c", "attr.c")),
     Test("free", files=("free.c", "pressure.c")),
     Test("engine", files=("engine.c", "fork.c", "discard.c", "stats.c", "directory.c")),
-    Test("scan", files=("scan.c", "broken.c", "quiet.c", "dirty.c", "vmas.c")),
+    Test("scan", files=("scan.c", "broken.c", "quiet.c", "dirty.c")),
     Test("restore", files=("restore.c",)),
     Test("fault", env=(("KSM_FAULT_STEP", "23"),)),
     Test("move"),

@@ -13,9 +13,9 @@
 
 #include <glib.h>
 
+#include "base/prim.h"
 #include "fuzz-faults.h"
 #include "libksm.h"
-#include "base/prim.h"
 
 #define PAGE ((size_t)KSM_PAGE_SIZE)
 #define N_RULES 4

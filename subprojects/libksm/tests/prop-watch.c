@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "base/prim.h"
-#include "prop-watch.h"
 #include "base/tsan.h"
+#include "prop-watch.h"
 
 #define PAGE KSM_PAGE_SIZE
 #define CHUNK KSM_CHUNK_SIZE

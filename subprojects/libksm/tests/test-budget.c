@@ -5,8 +5,8 @@
  */
 #include <glib.h>
 
-#include "engine/pace.h"
 #include "base/prim.h"
+#include "engine/pace.h"
 
 static uint64_t cpu;
 

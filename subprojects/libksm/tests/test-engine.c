@@ -17,9 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "engine/state.h"
 #include "base/hash.h"
 #include "base/prim.h"
+#include "engine/state.h"
 #include "util.h"
 
 #define PAGES   (4 * 512u)
@@ -576,7 +576,8 @@ static void test_fork(void)
     settle(&f);
     g_assert(e->content.pool.keep_all || e->content.pool.leaked == 0);
     util_remove(f.region);
-    g_assert(e->content.pool.keep_all || e->content.pool.n_free == e->content.pool.top);
+    g_assert(e->content.pool.keep_all ||
+             e->content.pool.n_free == e->content.pool.top);
     ksm_engine_free(e);
     mem_check(m);
     mem_free(m);
@@ -762,7 +763,8 @@ static void test_kept(void)
     g_assert(e->content.pool.leaked > 0);
     g_assert(e->content.pool.top <= 64 * 512 + 2 * 8192);
     /* nor is there room for much more than that */
-    g_assert(e->content.pool.capacity <= 8192 + 2 * (64 * 512 + e->content.pool.leaked));
+    g_assert(e->content.pool.capacity <=
+             8192 + 2 * (64 * 512 + e->content.pool.leaked));
     g_assert(s.reasons[KSM_REASON_NO_MEMORY] > 0);
     g_assert(s.profit < 0);
     mem_check(m);

@@ -9,10 +9,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "fake-root.h"
+#include "base/prim.h"
 #include "watch/free.h"
 #include "watch/pressure.h"
-#include "base/prim.h"
+#include "fake-root.h"
 #include "util.h"
 
 #define PAGES 1024

@@ -48,10 +48,10 @@
 #include <unistd.h>
 #include <linux/userfaultfd.h>
 
-#include "engine/state.h"
-#include "fuzz-faults.h"
 #include "base/prim.h"
 #include "base/tsan.h"
+#include "engine/state.h"
+#include "fuzz-faults.h"
 
 #define PAGE ((size_t)KSM_PAGE_SIZE)
 #define CHUNK ((size_t)KSM_CHUNK_SIZE)
@@ -969,7 +969,8 @@ static void engine_make(void)
             }
             g_clear_error(&err);
             faults_on(one_in(2));
-        } else if (T.config.dirty == KSM_DIRTY_PAGEMAP && !T.e->dirty.wp_async) {
+        } else if (T.config.dirty == KSM_DIRTY_PAGEMAP &&
+                   !T.e->dirty.wp_async) {
             /* a failure made it do without what all regions will ask for */
             faults_on(false);
             ksm_engine_free(T.e);
@@ -1501,7 +1502,8 @@ static void note_reasons(void)
         }
     }
     note("index: %zu entries in %zu lines; pool: %u of %zu slots; merging is "
-         "refused for %s", (size_t)T.e->content.index.count, T.e->content.index.now.n_lines,
+         "refused for %s", (size_t)T.e->content.index.count,
+         T.e->content.index.now.n_lines,
          T.e->content.pool.top, T.e->content.pool.capacity,
          ksm_reason_name(T.area[0].region->chunk[0].why_not));
     for (unsigned i = 0; i < T.n_areas; i++) {

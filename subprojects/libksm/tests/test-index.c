@@ -10,8 +10,8 @@
 
 #include <glib.h>
 
-#include "share/index.h"
 #include "base/prim.h"
+#include "share/index.h"
 
 #define PLACES 20000u
 

@@ -7,10 +7,10 @@
 #include <malloc.h>
 #include <string.h>
 
-#include "watch/cgroup.h"
-#include "fake-root.h"
-#include "watch/memcg.h"
 #include "base/prim.h"
+#include "watch/cgroup.h"
+#include "watch/memcg.h"
+#include "fake-root.h"
 #include "util.h"
 
 #define MIB(n) (UINT64_C(n) << 20)

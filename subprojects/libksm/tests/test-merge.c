@@ -10,12 +10,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/prim.h"
 #include "engine/discard.h"
 #include "engine/state.h"
 #include "memory/admit.h"
 #include "memory/attr.h"
 #include "watch/free.h"
-#include "base/prim.h"
 #include "util.h"
 
 /* Two areas with equal content, merged. */
@@ -1159,8 +1159,8 @@ static int wp_move(int fd, void *to, void *from, size_t len, size_t *done)
     for (size_t i = 0; got >= 0 && i < *done / PAGE; i++) {
         /* where nobody asked for it, the kernel does not either */
         wp_kept += !written[i] &&
-                   wp_scan(wp_engine->kinds.pagemap, (char *)to + i * PAGE, PAGE,
-                           true, found, 1) >= 0;
+                   wp_scan(wp_engine->kinds.pagemap, (char *)to + i * PAGE,
+                           PAGE, true, found, 1) >= 0;
     }
     return ret;
 }

@@ -16,8 +16,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "watch/dirty.h"
 #include "base/prim.h"
+#include "watch/dirty.h"
 #include "util.h"
 
 #define PAGES 16

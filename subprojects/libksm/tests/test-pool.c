@@ -14,9 +14,9 @@
 
 #include <glib.h>
 
-#include "share/pool.h"
 #include "base/prim.h"
 #include "memory/region.h"
+#include "share/pool.h"
 #include "util.h"
 
 #define SHARING 4u

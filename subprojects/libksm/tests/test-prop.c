@@ -29,11 +29,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "engine/state.h"
 #include "base/prim.h"
+#include "base/tsan.h"
+#include "engine/state.h"
 #include "prop-watch.h"
 #include "slower.h"
-#include "base/tsan.h"
 
 #define PAGE KSM_PAGE_SIZE
 #define CHUNK KSM_CHUNK_SIZE

@@ -11,8 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "engine/state.h"
 #include "base/prim.h"
+#include "engine/state.h"
 #include "util.h"
 
 #define PAGES   1024u

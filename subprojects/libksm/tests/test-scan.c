@@ -14,12 +14,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/broken.h"
-#include "engine/state.h"
-#include "merge/quiet.h"
 #include "base/hash.h"
 #include "base/prim.h"
+#include "engine/broken.h"
 #include "engine/scan.h"
+#include "engine/state.h"
+#include "merge/quiet.h"
 #include "util.h"
 
 #define PAGES   (4 * 512u)
@@ -68,15 +68,6 @@ static void scene_end(Scene *s)
 
 /* --- mappings --- */
 
-static size_t mappings_allowed(void)
-{
-    g_autofree char *text = NULL;
-
-    g_assert(g_file_get_contents("/proc/sys/vm/max_map_count", &text, NULL,
-                                 NULL));
-    return g_ascii_strtoull(text, NULL, 10);
-}
-
 /* What the program may come to need is left to it, and the reason is told. */
 static void test_vma_reserve(void)
 {
@@ -100,7 +91,7 @@ static void test_vma_reserve(void)
     mem_check(s.m);
 
     room += util_mappings();
-    ksm_engine_set_vma_reserve(s.e, mappings_allowed() - room);
+    ksm_engine_set_vma_reserve(s.e, util_mappings_allowed() - room);
     ksm_rescan(s.e);
     util_passes(s.e, 6);
     stats = util_stats(s.e);
@@ -141,115 +132,7 @@ static void test_vma_few(void)
     }
 }
 
-static uint64_t clock_ns;
-
-static uint64_t clock_set(void)
-{
-    return clock_ns;
-}
-
 #define SECOND  UINT64_C(1000000000)
-
-/*
- * Mappings are counted again when the count may be far from the truth, and no
- * more often: half of @left may be gone after half a second, or a few in ten.
- */
-static void test_vma_recount(void)
-{
-    static const struct {
-        size_t used, since;
-        uint64_t age;
-        bool counted;
-    } cases[] = {
-        { 0, 0, 100 * SECOND, false },
-        { 0, 1, 10 * SECOND, false },
-        { 0, 1, 10 * SECOND + 1, true },
-        { 500, 0, 100 * SECOND, false },
-        { 501, 0, 10 * SECOND, false },
-        { 501, 0, 10 * SECOND + 1, true },
-        { 200, 200, SECOND, false },
-        { 200, 201, SECOND, true },
-        { 200, 201, SECOND / 2, false },
-        { 200, 201, SECOND / 2 + 1, true },
-        { 1001, 1, SECOND, true },
-    };
-    Scene s;
-
-    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
-        return;
-    }
-    prim.now_ns = clock_set;
-    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
-        KsmVmas *v = &s.e->vmas;
-
-        for (unsigned k = 0; k < 2; k++) {
-            clock_ns = 100 * SECOND;
-            *v = (KsmVmas) {
-                .maps = v->maps, .percent = v->percent,
-                .max = 1000, .limit = 1000, .used = cases[i].used,
-                .since = cases[i].since, .counted = clock_ns,
-            };
-            clock_ns += cases[i].age;
-            if (k) {
-                vmas_free(&s.e->vmas);
-            } else {
-                vmas_left(&s.e->vmas);
-            }
-            if (cases[i].counted) {
-                g_assert(v->counted == clock_ns && v->since == 0);
-                g_assert(v->max == mappings_allowed());
-            } else {
-                g_assert(v->counted == 100 * SECOND && v->max == 1000);
-                g_assert(v->since == cases[i].since);
-            }
-        }
-    }
-    prim.now_ns = prim_real.now_ns;
-    scene_end(&s);
-}
-
-static int maps_fd;
-
-static ssize_t maps_silent(int fd, void *buf, size_t len, off_t offset)
-{
-    return fd == maps_fd ? -EIO : prim_real.read_at(fd, buf, len, offset);
-}
-
-/* What is left: of what there was when counted, less what was made since. */
-static void test_vma_left(void)
-{
-    size_t max = mappings_allowed(), used;
-    KsmVmas *v;
-    Scene s;
-
-    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
-        return;
-    }
-    v = &s.e->vmas;
-    vmas_recount(&s.e->vmas);
-    used = max / 100 * 75 - vmas_left(&s.e->vmas);
-    /* the allocator may map something, and the share is rounded */
-    g_assert(used + 100 > util_mappings() && used < util_mappings() + 100);
-    g_assert(v->max == max && v->used <= util_mappings() + 2);
-    g_assert(v->used + 2 >= util_mappings());
-    g_assert(vmas_free(&s.e->vmas) == max - v->used);
-    v->since = 10;
-    g_assert(vmas_left(&s.e->vmas) == v->limit - v->used - 10);
-    g_assert(vmas_free(&s.e->vmas) == max - v->used - 10);
-    /* not to be counted now: then it is what it was, and what was made */
-    used = v->used + 10;
-    maps_fd = s.e->vmas.maps;
-    prim.read_at = maps_silent;
-    vmas_recount(&s.e->vmas);
-    g_assert(vmas_free(&s.e->vmas) == max - used);
-    g_assert(v->since == 0);
-    prim.read_at = prim_real.read_at;
-    /* more than there may be: none is left, not very many */
-    v->used = max + 1;
-    v->counted = prim.now_ns();
-    g_assert(vmas_left(&s.e->vmas) == 0 && vmas_free(&s.e->vmas) == 0);
-    scene_end(&s);
-}
 
 /* --- which chunks are visited --- */
 
@@ -2786,8 +2669,6 @@ int main(int argc, char **argv)
     prim.cpu_ns = util_cpu_by_call;
     g_test_add_func("/scan/vmas/reserve", test_vma_reserve);
     g_test_add_func("/scan/vmas/few", test_vma_few);
-    g_test_add_func("/scan/vmas/recount", test_vma_recount);
-    g_test_add_func("/scan/vmas/left", test_vma_left);
     add_sources("/scan/visit/populated", test_populated);
     g_test_add_func("/scan/visit/queue-full", test_queue_full);
     g_test_add_func("/scan/runs/periods", test_periods);

@@ -15,8 +15,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "engine/state.h"
 #include "base/prim.h"
+#include "engine/state.h"
 #include "util.h"
 
 #define PAGES   1024u
@@ -842,7 +842,8 @@ static void test_pattern(void)
     t = pool_pattern_new(&s.e->content.pool, page, 1);
     g_assert(t);
     for (uint32_t i = 0; i < t->filled; i++) {
-        g_assert(!memcmp(pool_page(&s.e->content.pool, t->first + i), page, PAGE));
+        g_assert(!memcmp(pool_page(&s.e->content.pool, t->first + i), page,
+                         PAGE));
     }
     pool_settle(&s.e->content.pool, t->first);
     munmap(page, PAGE);

@@ -26,8 +26,8 @@
 #include <liburing.h>
 #endif
 
-#include "libksm.h"
 #include "base/prim.h"
+#include "libksm.h"
 #include "slow-file.h"
 #include "slower.h"
 

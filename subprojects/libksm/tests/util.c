@@ -293,6 +293,15 @@ uint64_t util_cpu_by_call(void)
     return ns += 10000;
 }
 
+size_t util_mappings_allowed(void)
+{
+    g_autofree char *text = NULL;
+
+    g_assert(g_file_get_contents("/proc/sys/vm/max_map_count", &text, NULL,
+                                 NULL));
+    return g_ascii_strtoull(text, NULL, 10);
+}
+
 size_t util_mappings(void)
 {
     g_autofree char *text = NULL;

@@ -62,7 +62,8 @@ KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty);
 KsmRegion *util_add(KsmEngine *e, Mem *m, const KsmRegionOps *ops);
 void util_passes(KsmEngine *e, unsigned n);
 KsmStats util_stats(KsmEngine *e);
-/* Mappings that the process has. */
+/* Mappings that the kernel allows a process, and those that this one has. */
+size_t util_mappings_allowed(void);
 size_t util_mappings(void);
 void util_remove(KsmRegion *r);
 /*
