@@ -1,5 +1,5 @@
 /*
- * libksm: which hash function this processor runs best
+ * hash-best: which hash function this processor runs best
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */

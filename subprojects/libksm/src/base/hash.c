@@ -1,5 +1,5 @@
 /*
- * libksm: the hash of a page, one instruction set
+ * hash: the hash of a page, one instruction set
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *

@@ -1,5 +1,5 @@
 /*
- * libksm: the hash of a page
+ * hash: the hash of a page
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *

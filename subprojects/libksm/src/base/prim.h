@@ -1,5 +1,5 @@
 /*
- * libksm: every system call of the engine
+ * prim: every system call of the engine
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *

@@ -1,5 +1,5 @@
 /*
- * libksm: reading memory that others write
+ * tsan: reading memory that others write
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *

@@ -1,5 +1,5 @@
 /*
- * libksm: registered memory
+ * region: registered memory
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
@@ -18,7 +18,24 @@
 #include "base/page.h"
 #include "libksm.h"
 
-/* What is known of a page. */
+/*
+ * What is known of a page.
+ *
+ *   HOLE --populated--> NEW --hashed--> UNIQUE <--equal--> EQUAL
+ *                        |                                   |
+ *                        +----hashed--> ZEROES             merged
+ *                        |                 |                 v
+ *                        |             given back          MERGED
+ *                        |                 v                 |
+ *                        |               GIVEN            written
+ *                        |                                   v
+ *                        +<-------------restored---------- BROKEN
+ *
+ * What was hashed and is written becomes NEW again; so does what was GIVEN or
+ * FREED.  An isolation that is refused makes it PINNED or BUSY, until it is
+ * tried again.  What is discarded, or found gone, is a HOLE; where merged pages
+ * could not be discarded they are BROKEN.  SWAPPED pages come back as NEW.
+ */
 typedef enum PageState {
     PAGE_NEW,           /* content not known */
     PAGE_UNIQUE,        /* hashed (tag); nothing equal known */

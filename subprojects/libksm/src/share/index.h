@@ -1,5 +1,5 @@
 /*
- * libksm: content -> place
+ * index: content -> place
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *

@@ -1,5 +1,5 @@
 /*
- * libksm: the memfd of shared pages
+ * pool: the memfd of shared pages
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *

@@ -1,5 +1,5 @@
 /*
- * libksm: what was written since last asked
+ * dirty: what was written since last asked
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *

@@ -1,5 +1,5 @@
 /*
- * libksm: memory whose content is no longer needed, as the engine sees it
+ * free: memory whose content is no longer needed, as the engine sees it
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
