@@ -516,7 +516,7 @@ static unsigned span_merge(KsmMerge *m, Isolation *s)
         return 0;
     }
     moved = span_carry_out(m, s, &pinned);
-    if (s->registered) {
+    if (s->registered || s->untracked) {
         span_track(m, s);
     }
     stage_clean(m->stage, s, moved);

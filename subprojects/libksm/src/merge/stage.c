@@ -259,9 +259,8 @@ void stage_release(KsmStage *g, Isolation *s)
 {
     UffdRange range = span_range(g, s);
 
-    if (s->registered && !s->released) {
+    if (s->registered) {
         range_release(&range);
-        s->released = true;
     }
 }
 
@@ -294,7 +293,7 @@ static void registration_undo(const KsmStage *g, Isolation *s)
     if (range.len) {
         range_release(&range);
     }
-    s->registered = s->released = true;
+    s->untracked = true;
 }
 
 bool stage_isolate(KsmStage *g, Isolation *s)
@@ -323,6 +322,9 @@ bool stage_isolate(KsmStage *g, Isolation *s)
     moved = isolate_move(g, s);
     if (s->n >= 2 * SPAN_MIN) {
         cost_average(&g->costs->move_ns, (prim.cpu_ns() - t) / s->n);
+    }
+    if (!moved) {
+        not_moved(s, 0, s->n, FATE_HOLE);
     }
     return moved;
 }

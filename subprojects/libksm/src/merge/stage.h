@@ -89,8 +89,8 @@ typedef struct Isolation {
     bool failed;            /* a move has: ask where each page is */
     bool home_known;        /* what was populated there then */
     bool kinds_known;       /* of the staged pages; if not, any may be staged */
-    bool registered;        /* or was: it is not tracked any more ... */
-    bool released;          /* ... nor registered */
+    bool registered;
+    bool untracked;         /* that failed: it is not tracked any more */
     unsigned waited_us;     /* for pages that could not be put back */
 } Isolation;
 
