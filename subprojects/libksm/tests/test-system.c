@@ -1028,10 +1028,10 @@ int main(int argc, char **argv)
     g_test_add_func("/libksm/system/plain-reference", test_plain_reference);
     g_test_add_func("/libksm/system/direct-io", test_direct_io);
     g_test_add_func("/libksm/system/mapping-limit", test_mapping_limit);
-    g_test_add_func("/libksm/mappings/limit-hit", test_mapping_limit_hit);
-    g_test_add_data_func("/libksm/system/memory-limit", NULL,
+    g_test_add_func("/libksm/system/mapping-limit-hit", test_mapping_limit_hit);
+    g_test_add_data_func("/libksm/limits/memory", NULL,
                          test_memory_limit);
-    g_test_add_data_func("/libksm/system/memory-limit-above", "below",
+    g_test_add_data_func("/libksm/limits/memory-above", "below",
                          test_memory_limit);
     g_test_add_func("/libksm/system/attributes", test_attributes);
     g_test_add_func("/libksm/system/fork", test_fork);
