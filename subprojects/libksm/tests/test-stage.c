@@ -662,19 +662,34 @@ static int no_unregister(const UffdRange *range)
     return in_mem(range->addr) ? -ENOMEM : prim_real.uffd_unregister(range);
 }
 
-/* Nothing is merged, and nobody waits for that. */
-static void test_limit(void)
+static unsigned renewed;
+
+static void *map_counted(void *addr, size_t len, int prot, int flags, int fd,
+                         off_t offset)
+{
+    renewed += in_stage(addr);
+    return prim_real.map(addr, len, prot, flags, fd, offset);
+}
+
+/*
+ * Nothing is merged, and nobody waits for that; nor is the staging area, where
+ * nothing was, mapped anew.
+ */
+static void test_limit(gconstpointer data)
 {
     Scene s;
 
-    if (!scene_start(&s, MEM_SMALL)) {
+    if (!scene_start(&s, GPOINTER_TO_UINT(data))) {
         return;
     }
+    renewed = 0;
     prim.uffd_register = no_register;
     prim.uffd_unregister = no_unregister;
+    prim.map = map_counted;
     util_passes(s.e, 4);
     g_assert(mem_anonymous(s.b, 0, PAGES) == PAGES);
-    g_assert(h.paused_us == 0);
+    g_assert(h.paused_us == 0 && renewed == 0);
+    prim.map = prim_real.map;
     prim.uffd_register = prim_real.uffd_register;
     prim.uffd_unregister = prim_real.uffd_unregister;
     ksm_rescan(s.e);
@@ -972,7 +987,10 @@ int main(int argc, char **argv)
     g_test_add_data_func("/stage/same/copied", GUINT_TO_POINTER(3000),
                          test_same);
     g_test_add_func("/stage/same/patience", test_patience);
-    g_test_add_func("/stage/limit", test_limit);
+    g_test_add_data_func("/stage/limit/small", GUINT_TO_POINTER(MEM_SMALL),
+                         test_limit);
+    g_test_add_data_func("/stage/limit/huge", GUINT_TO_POINTER(MEM_HUGE),
+                         test_limit);
     g_test_add_func("/stage/limit/half", test_limit_half);
     g_test_add_func("/stage/pool", test_pool);
     g_test_add_func("/stage/pattern", test_pattern);
