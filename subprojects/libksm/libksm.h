@@ -99,14 +99,14 @@ typedef enum KsmFreePolicy {
     KSM_FREE_EAGER,         /* MADV_DONTNEED */
 } KsmFreePolicy;
 
-/* What the user chooses.  ksm_config_init() sets the defaults given here. */
+/* What the owner chooses.  ksm_config_init() sets the defaults given here. */
 typedef struct KsmConfig {
     KsmScope scope;                 /* KSM_SCOPE_VM */
     KsmDirtySource dirty;           /* KSM_DIRTY_AUTO */
     KsmFreePolicy free_policy;      /* KSM_FREE_AUTO */
     bool smart_scan;                /* true: skip what never matched */
     unsigned max_cpu;               /* 10: percent of one core, 1 to 100 */
-    /* 0: seconds per pass aimed at; 0: as fast as max_cpu allows */
+    /* default 0, as fast as max_cpu allows; else seconds per pass */
     unsigned target_scan_s;
     /* 64: pages a huge page must save before it is broken, 1 to 512 */
     unsigned split_min_pages;
@@ -277,7 +277,7 @@ typedef enum KsmState {
 
 /* Why memory is not merged.  Each has a count of pages in KsmStats. */
 typedef enum KsmReason {
-    KSM_REASON_RUN_OFF,
+    KSM_REASON_RUN_OFF,         /* first: of chunks, "nobody has asked" */
     KSM_REASON_INHIBITED,
     KSM_REASON_NOT_SCANNED,     /* not looked at yet */
     KSM_REASON_VOLATILE,        /* written too often */

@@ -6,8 +6,9 @@
  * The danger: a child that is forked while pages are staged finds holes where
  * they were; one that maps the pool reads slots whose users nobody counts; and
  * one that used the engine would work on the parent's memory, for the
- * userfaultfd is the parent's.  So fork() takes all engines' locks, pools keep
- * what they have (pool.h), and in the child engines are dead.
+ * userfaultfd is the parent's.  So fork() takes all engines' locks; pools keep
+ * what they have (pool.h), unless every region is MADV_DONTFORK; and in the
+ * child engines are dead.
  *
  * Here, too, is who was given which memory: by any engine.
  */

@@ -3,7 +3,7 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Every page that is not merged has one reason.  Most follow from its state;
+ * Every populated page that is not merged, nor swapped out, has one reason.  Most follow from its state;
  * those of pages that could be merged and are not stand in their chunk.
  */
 #include "engine/state.h"
