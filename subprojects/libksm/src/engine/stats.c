@@ -3,8 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Every populated page that is not merged, nor swapped out, has one reason.  Most follow from its state;
- * those of pages that could be merged and are not stand in their chunk.
+ * Every populated page that is not merged, nor swapped out, has one reason.
+ * Most follow from its state; those of pages that could be merged and are not
+ * stand in their chunk.
  */
 #include "engine/state.h"
 
