@@ -492,6 +492,27 @@ static void test_memory(void)
     prim = prim_real;
 }
 
+/* Wherever in its two lines an entry stands, it is found. */
+static void test_every_entry(void)
+{
+    KsmIndex *x = index_new(1000);
+    bool found[2 * LINE_ENTRIES] = { false };
+
+    for (uint32_t i = 0; i < 2 * LINE_ENTRIES; i++) {
+        hash_of[i] = 0x12345678;
+        g_assert(index_insert(x, hash_of[i], i));
+    }
+    for (unsigned n = 0; n < 2 * LINE_ENTRIES; n++) {
+        uint32_t place = index_lookup(x, 0x12345678);
+
+        g_assert(place < 2 * LINE_ENTRIES && !found[place]);
+        found[place] = true;
+        index_remove(x, 0x12345678, place);
+    }
+    g_assert(index_lookup(x, 0x12345678) == PLACE_NONE && x->count == 0);
+    index_done(x);
+}
+
 /* Pages of the table that are in the page tables. */
 static size_t present_pages(const KsmIndex *x)
 {
@@ -566,5 +587,6 @@ int main(int argc, char **argv)
     g_test_add_func("/index/grow-crowded", test_grow_crowded);
     g_test_add_func("/index/memory", test_memory);
     g_test_add_func("/index/untouched", test_untouched);
+    g_test_add_func("/index/every-entry", test_every_entry);
     return g_test_run();
 }
