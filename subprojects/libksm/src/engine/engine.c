@@ -142,7 +142,6 @@ static void engine_connect(KsmEngine *e)
         .kinds = &e->kinds,
         .costs = &e->costs,
         .vmas = &e->vmas,
-        .content = &e->content,
     };
     e->merge = (KsmMerge) {
         .plan = &e->plan,

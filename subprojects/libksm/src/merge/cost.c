@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 #include <glib.h>
+#include <stdbool.h>
 
 #include "merge/cost.h"
 
@@ -24,6 +25,36 @@ void costs_init(KsmCosts *c)
 void cost_average(uint64_t *cost, uint64_t ns)
 {
     *cost = (*cost * 7 + MIN(ns, *cost * 3 + 1000)) / 8;
+}
+
+/*
+ * A page adds CPU time to the stall: how long we are preempted does not depend
+ * on the number of staged pages.
+ */
+void costs_span(KsmCosts *c, const KsmSpent *s)
+{
+    bool is_long = s->n >= 2 * SPAN_MIN;
+    uint64_t moved;
+
+    if (is_long && s->move_ns) {
+        cost_average(&c->move_ns, s->move_ns / s->n);
+    }
+    if (s->runs) {
+        cost_average(&c->map_ns, s->map_ns / s->runs);
+    }
+    if (s->copies) {
+        cost_average(&c->copy_ns, s->copy_ns / s->copies);
+    }
+    if (s->backs) {
+        moved = s->back_pages * c->move_ns;
+        cost_average(&c->back_ns,
+                     (s->back_ns - MIN(s->back_ns, moved)) / s->backs);
+    }
+    moved = s->n * c->move_ns;
+    cost_average(&c->isolate_ns, s->isolate_ns - MIN(s->isolate_ns, moved));
+    if (is_long) {
+        cost_average(&c->page_ns, s->cpu_ns / s->n);
+    }
 }
 
 static void towards(uint64_t *cost, uint64_t to)

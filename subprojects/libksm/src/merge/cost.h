@@ -4,10 +4,9 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Moving averages of CPU time, measured as the calls are made: with a second
- * busy thread each of them waits for a TLB shootdown.  A saved page is worth
- * PAGE_WORTH_NS.  What is too dear by these numbers is refused, and then not
- * measured again: so refused plans let them decay towards the first guesses
- * (costs_doubt).
+ * busy thread each call waits for a TLB shootdown.  A saved page is worth
+ * PAGE_WORTH_NS.  Refused plans are not measured: they let the numbers decay
+ * towards the first guesses (costs_doubt).
  */
 #ifndef KSM_COST_H
 #define KSM_COST_H
@@ -33,10 +32,23 @@ typedef struct KsmCosts {
     uint64_t restore_ns;    /* restoring a run, but for its pages */
 } KsmCosts;
 
+/* CPU time that one span took. */
+typedef struct KsmSpent {
+    unsigned n;             /* pages */
+    uint64_t stall_ns;      /* from isolation to wake, by the clock */
+    uint64_t cpu_ns;        /* ... by CPU */
+    uint64_t isolate_ns;    /* to register, move out and wake */
+    uint64_t move_ns, map_ns, copy_ns, back_ns;
+    unsigned runs, copies;          /* copies: pages */
+    unsigned backs, back_pages;     /* stretches moved back */
+} KsmSpent;
+
 void costs_init(KsmCosts *c);
 
 /* A sample; one that was interrupted counts little. */
 void cost_average(uint64_t *cost, uint64_t ns);
+
+void costs_span(KsmCosts *c, const KsmSpent *s);
 
 void costs_doubt(KsmCosts *c);
 

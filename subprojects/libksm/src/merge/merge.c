@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "base/prim.h"
@@ -13,127 +14,177 @@
 
 #define FAULT_AROUND    (16 * PAGE_BYTES)   /* the kernel's default */
 
-/* The first page of the span in the plan. */
-static unsigned span_at(const Isolation *s)
+/* A span that is being carried out. */
+typedef struct Span {
+    Isolation iso;
+    size_t page;            /* the first one, in the region */
+    bool given[CHUNK_PAGES];        /* back before, and still zeroes */
+    uint8_t act[CHUNK_PAGES];       /* planned; then done */
+    uint32_t slot[CHUNK_PAGES];     /* COLLIDED: the new tag */
+} Span;
+
+static void span_start(Span *s, const KsmPlan *p, PlanSpan part)
 {
-    return s->page % CHUNK_PAGES;
-}
+    KsmRegion *r = p->region;
+    const KsmChunk *c = &r->chunk[p->chunk];
 
-/* What isolation, or putting back, made of the pages. */
-static void acts_follow(KsmMerge *m, const Isolation *s)
-{
-    KsmPlan *p = m->plan;
+    s->page = p->chunk * CHUNK_PAGES + part.first;
+    s->iso = (Isolation) {
+        .home = page_addr(r, s->page),
+        .n = part.n,
+        .huge = part.n == CHUNK_PAGES && (c->flags & CHUNK_HUGE),
+        .tracked = r->tracking,
+        .ops = r->ops,
+        .opaque = r->opaque,
+        .why = c->why_not,
+    };
+    for (unsigned i = 0; i < part.n; i++) {
+        PageState state = page_state(r, s->page + i);
 
-    for (unsigned i = 0; i < s->n; i++) {
-        unsigned at = span_at(s) + i;
-
-        switch ((Fate)s->fate[i]) {
-        case FATE_STAGED:
-            break;
-        case FATE_BACK:
-            if (p->act[at] != ACT_KEEP) {
-                plan_drop(p, at, ACT_KEEP);
-            }
-            break;
-        case FATE_STAY:
-            plan_drop(p, at, ACT_STAY);
-            break;
-        case FATE_PINNED:
-            plan_drop(p, at, ACT_PINNED);
-            break;
-        case FATE_HOLE:
-            plan_drop(p, at, ACT_HOLE);
-            break;
-        }
+        s->given[i] = state == PAGE_GIVEN;
+        s->iso.hole[i] = state == PAGE_GIVEN || state == PAGE_HOLE;
     }
+    memcpy(s->act, p->act + part.first, part.n * sizeof(*s->act));
+    memcpy(s->slot, p->slot + part.first, part.n * sizeof(*s->slot));
 }
 
-/* Maps the pool over a run.  False: the range is still as it was. */
-static bool map_run(KsmMerge *m, Isolation *s, unsigned i, unsigned n)
+/* These pages are kept. */
+static void refuse(Span *s, unsigned i, unsigned n, KsmReason why)
 {
-    void *addr = page_addr(s->r, s->page + i);
-    size_t len = n * PAGE_BYTES;
-    off_t offset = (off_t)m->plan->slot[span_at(s) + i] * PAGE_BYTES;
-
-    for (unsigned tries = 0; ; tries++) {
-        if (prim.map(addr, len, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_FIXED | s->r->map_flags,
-                     m->content->pool.map_fd, offset)) {
-            attr_give(s->r, addr, len, ATTR_SHARED);
-            vmas_made(m->vmas, 2);
-            return true;
-        }
-        if (!range_has_gap(addr, len)) {
-            vmas_recount(m->vmas);
-            return false;
-        }
-        prim.pause(tries > 8 ? 1000 : 0);
-    }
+    s->iso.why = why;
+    memset(s->act + i, ACT_KEEP, n);
 }
 
-static bool act_joined(const KsmPlan *p, unsigned i)
+/* Pages from @i on that fill neighbouring slots. */
+static unsigned fill_run(const Span *s, unsigned i)
 {
-    return p->act[i] == ACT_MAP && p->act[i + 1] == ACT_MAP &&
-           p->slot[i] + 1 == p->slot[i + 1];
-}
+    unsigned n = 0;
 
-/* Pages of the span from @i on that map consecutive slots. */
-static unsigned joined_run(const KsmMerge *m, const Isolation *s, unsigned i)
-{
-    unsigned n = 1;
-
-    while (i + n < s->n && act_joined(m->plan, span_at(s) + i + n - 1)) {
+    while (i + n < s->iso.n && s->act[i + n] == ACT_FILL &&
+           s->slot[i + n] == s->slot[i] + n) {
         n++;
     }
     return n;
 }
 
-/* These pages are kept, for what they needed cannot be had. */
-static void refuse(KsmMerge *m, unsigned at, unsigned n, KsmReason why)
+/* Before the span is isolated: no guest waits for the kernel to find memory. */
+static void allocate_slots(KsmMerge *m, Span *s)
 {
-    KsmPlan *p = m->plan;
+    unsigned n;
 
-    chunk_set_reason(p->region, &p->region->chunk[p->chunk], why);
-    for (unsigned i = at; i < at + n; i++) {
-        plan_drop(p, i, ACT_KEEP);
+    for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
+        n = fill_run(s, i);
+        if (n && pool_allocate(&m->content->pool, s->slot[i], n) < 0) {
+            refuse(s, i, n, KSM_REASON_NO_MEMORY);
+        }
     }
 }
 
-/* Maps all runs; those that fail are to be kept.  Returns their number. */
-static unsigned map_runs(KsmMerge *m, Isolation *s)
+static bool span_has_work(const Span *s)
 {
-    unsigned runs = 0, n;
-
-    for (unsigned i = 0; i < s->n; i += n) {
-        n = 1;
-        if (m->plan->act[span_at(s) + i] != ACT_MAP) {
-            continue;
-        }
-        n = joined_run(m, s, i);
-        if (map_run(m, s, i, n)) {
-            runs++;
-        } else {
-            refuse(m, span_at(s) + i, n, KSM_REASON_VMA_LIMIT);
+    for (unsigned i = 0; i < s->iso.n; i++) {
+        if (s->act[i] != ACT_KEEP) {
+            return true;
         }
     }
-    return runs;
+    return false;
+}
+
+/* What isolation, or putting back, made of the pages. */
+static void acts_follow(Span *s)
+{
+    static const uint8_t act[] = {
+        [FATE_BACK] = ACT_KEEP,
+        [FATE_STAY] = ACT_STAY,
+        [FATE_PINNED] = ACT_PINNED,
+        [FATE_HOLE] = ACT_HOLE,
+        [FATE_POISONED] = ACT_POISONED,
+        [FATE_DISPLACED] = ACT_DISPLACED,
+    };
+
+    for (unsigned i = 0; i < s->iso.n; i++) {
+        if (s->iso.fate[i] != FATE_STAGED) {
+            s->act[i] = act[s->iso.fate[i]];
+        }
+    }
+}
+
+static const char *page_staged(const Span *s, unsigned i)
+{
+    return s->iso.staged + i * PAGE_BYTES;
 }
 
 /*
- * Is the pool's content under a hash what the hash says?  If not, it changed
- * between hashing and copying, or its memory has failed, and nobody shall look
- * for it there.  Who maps it keeps it; the kernel tells them when they touch
- * what has failed.
+ * Copies staged pages to their slots.  Nobody can write to a page between this
+ * copy and its replacement: it needs no comparison.
  */
-static bool slot_is_sound(KsmMerge *m, KsmRegion *r, uint32_t slot)
+static void fill_slots(KsmMerge *m, Span *s)
+{
+    unsigned n;
+
+    for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
+        n = fill_run(s, i);
+        if (n && pool_fill(&m->content->pool, s->slot[i], page_staged(s, i),
+                           n) < 0) {
+            refuse(s, i, n, KSM_REASON_NO_MEMORY);
+        }
+    }
+}
+
+static bool act_joined(const Span *s, unsigned i)
+{
+    return s->act[i] == ACT_MAP && s->act[i + 1] == ACT_MAP &&
+           s->slot[i] + 1 == s->slot[i + 1];
+}
+
+/* Pages from @i on that map consecutive slots; 0: it maps none. */
+static unsigned joined_run(const Span *s, unsigned i)
+{
+    unsigned n = s->act[i] == ACT_MAP;
+
+    while (n && i + n < s->iso.n && act_joined(s, i + n - 1)) {
+        n++;
+    }
+    return n;
+}
+
+/* ... which can be read. */
+static unsigned readable_run(const KsmMerge *m, const Span *s, unsigned i)
+{
+    const KsmPool *pool = &m->content->pool;
+    unsigned n = joined_run(s, i);
+
+    if (pool_readable(pool, s->slot[i], n) == 0) {
+        return n;
+    }
+    return pool_readable(pool, s->slot[i], 1) == 0;
+}
+
+/* The two tags that a page can go by. */
+static void page_tags(const KsmMerge *m, const char *page, uint32_t tag[2])
+{
+    uint64_t h = hash_page(m->hasher, page);
+
+    tag[0] = content_tag(m->plan->region, h);
+    tag[1] = content_tag_again(m->plan->region, h);
+}
+
+/*
+ * Does the slot hold what its hash says?  If not, the page changed between
+ * hashing and copying, or memory has failed, and nobody shall find it any more.
+ * Who maps it keeps it; the kernel tells them when they touch failed memory.
+ */
+static bool slot_is_sound(KsmMerge *m, uint32_t slot)
 {
     KsmPool *pool = &m->content->pool;
     int ret = pool_readable(pool, slot, 1);
-    uint64_t h = ret < 0 ? 0 : hash_page(m->hasher, pool_page(pool, slot));
+    uint32_t tag[2];
 
-    if (ret == 0 && (content_tag(r, h) == pool->hash[slot] ||
-                     content_tag_again(r, h) == pool->hash[slot])) {
-        return true;
+    if (ret == 0) {
+        page_tags(m, pool_page(pool, slot), tag);
+        if (tag[0] == pool->hash[slot] || tag[1] == pool->hash[slot]) {
+            return true;
+        }
     }
     if (ret < 0 && ret != -EFAULT) {
         return false;   /* not known */
@@ -146,164 +197,151 @@ static bool slot_is_sound(KsmMerge *m, KsmRegion *r, uint32_t slot)
     return false;
 }
 
-/* A staged page is not what @slot holds: because it changed, or why? */
-static PlanAct act_differs(KsmMerge *m, Isolation *s, unsigned i,
-                           uint32_t slot)
+/* A staged page is not what its slot holds: because it changed, or why? */
+static void page_differs(KsmMerge *m, Span *s, unsigned i)
 {
-    uint64_t h = hash_page(m->hasher, stage_page(s, i));
+    bool sound = slot_is_sound(m, s->slot[i]);
+    uint32_t tag[2];
 
-    if (!slot_is_sound(m, s->r, slot) ||
-        content_tag(s->r, h) != s->r->tag[s->page + i]) {
-        return ACT_CHANGED;
+    page_tags(m, page_staged(s, i), tag);
+    if (sound && tag[0] == m->plan->region->tag[s->page + i]) {
+        s->act[i] = ACT_COLLIDED;
+        s->slot[i] = tag[1];
+    } else {
+        s->act[i] = ACT_CHANGED;
     }
-    m->plan->slot[span_at(s) + i] = content_tag_again(s->r, h);
-    return ACT_COLLIDED;
-}
-
-/* Pages of the span from @i on that fill neighbouring slots. */
-static unsigned fill_run(const KsmMerge *m, const Isolation *s, unsigned i)
-{
-    const KsmPlan *p = m->plan;
-    unsigned at = span_at(s) + i, n = 0;
-
-    while (i + n < s->n && p->act[at + n] == ACT_FILL &&
-           p->slot[at + n] == p->slot[at] + n) {
-        n++;
-    }
-    return n;
-}
-
-/*
- * Allocates the slots that will be filled, before the span is isolated: no
- * guest waits for the kernel to find memory.
- */
-static void allocate_slots(KsmMerge *m, Isolation *s)
-{
-    unsigned n;
-
-    for (unsigned i = 0; i < s->n; i += MAX(n, 1)) {
-        unsigned at = span_at(s) + i;
-
-        n = fill_run(m, s, i);
-        if (n && pool_allocate(&m->content->pool, m->plan->slot[at], n) < 0) {
-            refuse(m, at, n, KSM_REASON_NO_MEMORY);
-        }
-    }
-}
-
-/* Is there anything left to do? */
-static bool span_has_work(const KsmMerge *m, const Isolation *s)
-{
-    for (unsigned i = 0; i < s->n; i++) {
-        if (m->plan->act[span_at(s) + i] != ACT_KEEP) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/*
- * Fills the slots that are to hold staged pages.  Nobody can write to a page
- * between this copy and its replacement: it needs no comparison.
- */
-static void fill_slots(KsmMerge *m, Isolation *s)
-{
-    unsigned n;
-
-    for (unsigned i = 0; i < s->n; i += MAX(n, 1)) {
-        unsigned at = span_at(s) + i;
-
-        n = fill_run(m, s, i);
-        if (n && pool_fill(&m->content->pool, m->plan->slot[at],
-                           stage_page(s, i), n) < 0) {
-            refuse(m, at, n, KSM_REASON_NO_MEMORY);
-        }
-    }
-}
-
-/* Pages from @i on that map consecutive slots, which can be read. */
-static unsigned readable_run(KsmMerge *m, const Isolation *s, unsigned i)
-{
-    const KsmPool *pool = &m->content->pool;
-    uint32_t slot = m->plan->slot[span_at(s) + i];
-    unsigned n = joined_run(m, s, i);
-
-    if (pool_readable(pool, slot, n) == 0) {
-        return n;
-    }
-    return pool_readable(pool, slot, 1) == 0;
 }
 
 /*
  * Compares what was staged with what it shall become.  Returns the number of
  * pages that stand.
  */
-static unsigned verify(KsmMerge *m, Isolation *s)
+static unsigned verify(KsmMerge *m, Span *s)
 {
-    KsmPlan *p = m->plan;
+    KsmPool *pool = &m->content->pool;
     unsigned good = 0, readable = 0;
 
-    for (unsigned i = 0; i < s->n; i++, readable -= readable > 0) {
-        unsigned at = span_at(s) + i;
-        const char *page = stage_page(s, i);
-        uint32_t slot = p->slot[at];
-        PlanAct act;
-        bool equal;
+    for (unsigned i = 0; i < s->iso.n; i++, readable -= readable > 0) {
+        const char *page = page_staged(s, i);
 
-        if (p->act[at] == ACT_FILL) {
-            p->act[at] = ACT_MAP;
+        if (s->act[i] == ACT_FILL) {
+            s->act[i] = ACT_MAP;
             good++;
-            continue;
-        }
-        if (p->act[at] != ACT_ZERO && p->act[at] != ACT_MAP) {
-            continue;
-        }
-        if (p->act[at] == ACT_ZERO) {
-            equal = bytes_are_zero(page, PAGE_BYTES);
-        } else {
+        } else if (s->act[i] == ACT_ZERO) {
+            bool zero = bytes_are_zero(page, PAGE_BYTES);
+
+            s->act[i] = zero ? ACT_ZERO : ACT_CHANGED;
+            good += zero;
+        } else if (s->act[i] == ACT_MAP) {
             readable = readable ? readable : readable_run(m, s, i);
-            equal = readable &&
-                    !memcmp(page, pool_page(&m->content->pool, slot),
-                            PAGE_BYTES);
+            if (readable && !memcmp(page, pool_page(pool, s->slot[i]),
+                                    PAGE_BYTES)) {
+                good++;
+            } else {
+                page_differs(m, s, i);
+            }
         }
-        if (equal) {
-            good++;
-            continue;
-        }
-        act = p->act[at] == ACT_MAP ? act_differs(m, s, i, slot) : ACT_CHANGED;
-        if (p->act[at] == ACT_MAP) {
-            pool_user_drop(&m->content->pool, slot);
-        }
-        p->act[at] = act;
     }
     return good;
 }
 
-/* What is in anonymous memory after all is tracked again. */
-static void span_track(KsmMerge *m, Isolation *s)
+/* Maps the pool over a run.  False: the range is still as it was. */
+static bool map_run(KsmMerge *m, const Span *s, unsigned i, unsigned n)
 {
-    const uint8_t *act = m->plan->act + span_at(s);
+    KsmRegion *r = m->plan->region;
+    char *addr = s->iso.home + i * PAGE_BYTES;
+    size_t len = n * PAGE_BYTES;
+    off_t offset = (off_t)s->slot[i] * PAGE_BYTES;
+    unsigned tries = 0;
+
+    while (!prim.map(addr, len, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_FIXED | r->map_flags,
+                     m->content->pool.map_fd, offset)) {
+        if (!range_has_gap(addr, len)) {
+            return false;
+        }
+        prim.pause(tries++ > 8 ? 1000 : 0);
+    }
+    attr_give(r, addr, len, ATTR_SHARED);
+    vmas_made(m->vmas, 2);
+    return true;
+}
+
+/* Maps all runs; those that fail are kept. */
+static void map_runs(KsmMerge *m, Span *s)
+{
+    uint64_t t = prim.cpu_ns();
+    unsigned runs = 0, n;
+
+    for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
+        n = joined_run(s, i);
+        if (n && map_run(m, s, i, n)) {
+            runs++;
+        } else if (n) {
+            vmas_recount(m->vmas);
+            refuse(s, i, n, KSM_REASON_VMA_LIMIT);
+        }
+    }
+    s->iso.spent.map_ns = prim.cpu_ns() - t;
+    s->iso.spent.runs = runs;
+}
+
+static bool act_goes_back(PlanAct act)
+{
+    return act == ACT_KEEP || act == ACT_CHANGED || act == ACT_COLLIDED;
+}
+
+/* Nothing of the span is replaced. */
+static void refuse_all(Span *s, PlanAct act)
+{
+    for (unsigned i = 0; i < s->iso.n; i++) {
+        if (s->act[i] == ACT_ZERO || s->act[i] == ACT_MAP ||
+            s->act[i] == ACT_FILL) {
+            s->act[i] = act;
+        }
+    }
+}
+
+static void put_back_rest(KsmMerge *m, Span *s)
+{
     unsigned n;
 
-    for (unsigned i = 0; i < s->n; i += n) {
-        bool own = act[i] != ACT_MAP;
-
-        n = 1;
-        while (i + n < s->n && (act[i + n] != ACT_MAP) == own) {
+    for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
+        n = 0;
+        while (i + n < s->iso.n && act_goes_back(s->act[i + n])) {
             n++;
         }
-        if (own) {
-            dirty_track(m->dirty, s->r, s->page + i, n);
+        if (n) {
+            stage_keep(m->stage, &s->iso, i, n);
         }
+    }
+}
+
+/* After isolation: replace, or undo. */
+static void span_replace(KsmMerge *m, Span *s)
+{
+    bool good = false;
+
+    if (s->iso.kinds_known && !s->iso.busy) {
+        fill_slots(m, s);
+        good = verify(m, s);
+    } else {
+        refuse_all(s, s->iso.busy ? ACT_PINNED : ACT_KEEP);
+    }
+    if (good) {
+        map_runs(m, s);
+        put_back_rest(m, s);
+    } else {
+        stage_put_back(m->stage, &s->iso, 0, s->iso.n);
     }
 }
 
 /*
  * Reads a run once, for its page tables: a fault maps what the pool has around
  * it (fault-around), at less than half the price of MADV_POPULATE_READ, which
- * looks up every page.  What is mapped are the aligned 16 pages that the fault
- * is in; but 16 pages from the first one on where the mapping begins there, so
- * that the second read comes 16 pages later, aligned or not.
+ * looks up every page.  It maps the aligned 16 pages around it; but 16 pages
+ * from the first one on where the mapping begins there, so the second read
+ * comes 16 pages later, aligned or not.
  */
 static void run_touch(const char *addr, size_t len)
 {
@@ -319,241 +357,159 @@ static void run_touch(const char *addr, size_t len)
     KSM_TSAN_IGNORE_END();
 }
 
-/* The page tables of what was mapped, for us and for whoever has others. */
-static void span_prefault(KsmMerge *m, Isolation *s)
+/* The page tables of mapped runs, ours and those of whoever has others. */
+static void span_prefault(Span *s)
 {
-    const KsmRegionOps *ops = s->r->ops;
+    const KsmRegionOps *ops = s->iso.ops;
     unsigned n;
 
-    for (unsigned i = 0; i < s->n; i += n) {
-        void *addr = page_addr(s->r, s->page + i);
+    for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
+        char *addr = s->iso.home + i * PAGE_BYTES;
+
+        n = joined_run(s, i);
+        if (n) {
+            run_touch(addr, n * PAGE_BYTES);
+        }
+        if (n && ops && ops->prefault) {
+            ops->prefault(s->iso.opaque, addr, n * PAGE_BYTES);
+        }
+    }
+}
+
+/* Anonymous memory is tracked again. */
+static void span_track(KsmMerge *m, Span *s)
+{
+    unsigned n;
+
+    for (unsigned i = 0; i < s->iso.n; i += n) {
+        bool own = s->act[i] != ACT_MAP;
 
         n = 1;
-        if (m->plan->act[span_at(s) + i] != ACT_MAP) {
-            continue;
-        }
-        n = joined_run(m, s, i);
-        run_touch(addr, n * PAGE_BYTES);
-        if (ops && ops->prefault) {
-            ops->prefault(s->r->opaque, addr, n * PAGE_BYTES);
-        }
-    }
-}
-
-static void verify_failed(KsmMerge *m, KsmRegion *r)
-{
-    m->verify_failed++;
-    r->verify_failed++;
-}
-
-/* Books what became of the pages of a span. */
-static unsigned span_account(KsmMerge *m, Isolation *s, PageState pinned)
-{
-    KsmContent *c = m->content;
-    KsmRegion *r = s->r;
-    unsigned merged = 0;
-
-    for (unsigned i = 0; i < s->n; i++) {
-        unsigned at = span_at(s) + i;
-        size_t page = s->page + i;
-
-        switch ((PlanAct)m->plan->act[at]) {
-        case ACT_MAP:
-            content_leave(c, r, page, PAGE_MERGED);
-            r->tag[page] = m->plan->slot[at];
-            merged++;
-            break;
-        case ACT_ZERO:
-            content_leave(c, r, page, PAGE_GIVEN);
-            merged++;
-            break;
-        case ACT_CHANGED:
-            content_leave(c, r, page, PAGE_NEW);
-            page_mark(r, page, true);
-            verify_failed(m, r);
-            break;
-        case ACT_COLLIDED:
-            m->collided[m->n_collided++] =
-                (MergeCollided) { page, m->plan->slot[at] };
-            verify_failed(m, r);
-            break;
-        case ACT_PINNED:
-            content_leave(c, r, page, pinned);
-            break;
-        case ACT_HOLE:
-            if (page_state(r, page) != PAGE_GIVEN) {
-                content_leave(c, r, page, PAGE_HOLE);
-            }
-            break;
-        default:
-            break;
-        }
-        m->plan->act[at] = ACT_KEEP;
-    }
-    return merged;
-}
-
-/* The isolation is undone: every page back, no page lost. */
-static void span_undo(KsmMerge *m, Isolation *s, PutBack how, PlanAct act)
-{
-    stage_put_back(m->stage, s, 0, s->n, how);
-    acts_follow(m, s);
-    for (unsigned at = span_at(s); at < span_at(s) + s->n; at++) {
-        PlanAct was = m->plan->act[at];
-
-        if (act_has_slot(was) || was == ACT_ZERO) {
-            plan_drop(m->plan, at, act);
-        }
-    }
-}
-
-static bool act_goes_back(PlanAct act)
-{
-    return act == ACT_KEEP || act == ACT_CHANGED || act == ACT_COLLIDED;
-}
-
-static void put_back_rest(KsmMerge *m, Isolation *s)
-{
-    const uint8_t *act = m->plan->act + span_at(s);
-    unsigned n;
-
-    for (unsigned i = 0; i < s->n; i += MAX(n, 1)) {
-        n = 0;
-        while (i + n < s->n && act_goes_back(act[i + n])) {
+        while (i + n < s->iso.n && (s->act[i + n] != ACT_MAP) == own) {
             n++;
         }
-        if (n) {
-            stage_keep(m->stage, s, i, n);
+        if (own) {
+            dirty_track(m->dirty, m->plan->region, s->page + i, n);
         }
     }
-    acts_follow(m, s);
 }
 
-/*
- * After isolation: verify and replace, or undo.  The state of what was not
- * merged because it is pinned, or because the busy op said no.
- */
-static PageState span_replace(KsmMerge *m, Isolation *s)
+/* Isolates, replaces and releases. */
+static void span_carry_out(KsmMerge *m, Span *s)
 {
-    unsigned runs;
-    uint64_t t;
+    bool moved = stage_isolate(m->stage, &s->iso);
 
-    if (region_busy(s->r, page_addr(s->r, s->page), s->n * PAGE_BYTES)) {
-        m->busy++;
-        s->r->busy++;
-        span_undo(m, s, BACK_SAME, ACT_PINNED);
-        return PAGE_BUSY;
-    }
-    if (s->kinds_known) {
-        fill_slots(m, s);
-    }
-    if (!s->kinds_known || !verify(m, s)) {
-        span_undo(m, s, BACK_ANY, ACT_KEEP);
-        return PAGE_PINNED;
-    }
-    t = prim.cpu_ns();
-    runs = map_runs(m, s);
-    if (runs) {
-        cost_average(&m->costs->map_ns, (prim.cpu_ns() - t) / runs);
-    }
-    put_back_rest(m, s);
-    return PAGE_PINNED;
-}
-
-/*
- * What a page adds to the stall.  Of CPU, not of the clock: for how long we
- * are preempted does not depend on how many pages are staged.
- */
-static void page_cost(KsmMerge *m, unsigned n, uint64_t cpu_ns)
-{
-    if (n >= 2 * SPAN_MIN) {
-        cost_average(&m->costs->page_ns, cpu_ns / n);
-    }
-}
-
-/* Isolates, replaces and releases; true if anything was staged. */
-static bool span_carry_out(KsmMerge *m, Isolation *s, PageState *pinned)
-{
-    uint64_t start = prim.now_ns(), begin = prim.cpu_ns(), cpu, fixed;
-    bool moved = stage_isolate(m->stage, s);
-
-    fixed = prim.cpu_ns() - begin;
-    moved = moved && stage_take_stock(m->stage, s);
-    acts_follow(m, s);
+    acts_follow(s);
     if (moved) {
-        *pinned = span_replace(m, s);
+        span_replace(m, s);
     }
-    cpu = prim.cpu_ns();
-    stage_release(m->stage, s);
-    fixed += prim.cpu_ns() - cpu;
-    cost_average(&m->costs->isolate_ns,
-                 fixed - MIN(fixed, s->n * m->costs->move_ns));
-    page_cost(m, s->n, prim.cpu_ns() - begin);
-    stalls_add(&m->stalls, prim.now_ns() - start);
+    stage_release(m->stage, &s->iso);
+    costs_span(m->costs, &s->iso.spent);
+    stalls_add(&m->stalls, s->iso.spent.stall_ns);
     m->isolations++;
-    return moved;
-}
-
-static void pinned_count(KsmMerge *m, Isolation *s)
-{
-    for (unsigned i = 0; i < s->n; i++) {
-        if (m->plan->act[span_at(s) + i] == ACT_PINNED) {
-            m->pinned++;
-            s->r->pinned++;
-            break;
-        }
-    }
-}
-
-static unsigned span_merge(KsmMerge *m, Isolation *s)
-{
-    PageState pinned = PAGE_PINNED;
-    unsigned merged;
-    bool moved;
-
-    allocate_slots(m, s);
-    if (!span_has_work(m, s)) {
-        return 0;
-    }
-    moved = span_carry_out(m, s, &pinned);
-    if (s->registered || s->untracked) {
+    acts_follow(s);
+    span_prefault(s);
+    if (s->iso.untracked) {
         span_track(m, s);
     }
-    stage_clean(m->stage, s, moved);
-    if (moved) {
-        span_prefault(m, s);
+}
+
+/* A page's state from now on; PAGE_STATES: as it was. */
+static PageState state_after(const Span *s, unsigned i)
+{
+    switch ((PlanAct)s->act[i]) {
+    case ACT_MAP:
+        return PAGE_MERGED;
+    case ACT_ZERO:
+        return PAGE_GIVEN;
+    case ACT_CHANGED:
+    case ACT_DISPLACED:
+        return PAGE_NEW;
+    case ACT_PINNED:
+        return s->iso.busy ? PAGE_BUSY : PAGE_PINNED;
+    case ACT_HOLE:
+        return s->given[i] ? PAGE_STATES : PAGE_HOLE;
+    case ACT_POISONED:
+        return PAGE_SWAPPED;
+    default:
+        return PAGE_STATES;
     }
-    stage_tell(m->stage);
-    if (pinned == PAGE_PINNED) {
-        pinned_count(m, s);
+}
+
+/* Books each page; counts the acts. */
+static void pages_account(KsmMerge *m, const Span *s, unsigned *count)
+{
+    KsmRegion *r = m->plan->region;
+
+    for (unsigned i = 0; i < s->iso.n; i++) {
+        PlanAct act = s->act[i];
+        size_t page = s->page + i;
+        PageState to = state_after(s, i);
+
+        if (to != PAGE_STATES) {
+            content_leave(m->content, r, page, to);
+        }
+        if (to == PAGE_NEW) {
+            page_mark(r, page, true);
+        }
+        if (act == ACT_MAP) {
+            r->tag[page] = s->slot[i];
+        } else if (act == ACT_COLLIDED) {
+            m->collided[m->n_collided++] =
+                (MergeCollided) { page, s->slot[i] };
+        }
+        count[act]++;
     }
-    merged = span_account(m, s, pinned);
+}
+
+/* Returns the number of pages merged or given back. */
+static unsigned span_account(KsmMerge *m, const Span *s)
+{
+    unsigned count[PLAN_ACTS] = { 0 }, failed, merged;
+    KsmRegion *r = m->plan->region;
+    KsmChunk *c = &r->chunk[m->plan->chunk];
+
+    pages_account(m, s, count);
+    chunk_set_reason(r, c, s->iso.why);
+    failed = count[ACT_CHANGED] + count[ACT_COLLIDED];
+    m->verify_failed += failed;
+    r->verify_failed += failed;
+    if (s->iso.busy) {
+        m->busy++;
+        r->busy++;
+    } else if (count[ACT_PINNED]) {
+        m->pinned++;
+        r->pinned++;
+    }
+    merged = count[ACT_MAP] + count[ACT_ZERO];
     if (merged) {
-        page_chunk(s->r, s->page)->flags &= ~CHUNK_HUGE;
+        c->flags &= ~CHUNK_HUGE;
     }
     return merged;
+}
+
+static unsigned span_merge(KsmMerge *m, Span *s)
+{
+    allocate_slots(m, s);
+    if (span_has_work(s)) {
+        span_carry_out(m, s);
+    }
+    plan_done(m->plan, s->page % CHUNK_PAGES, s->iso.n, s->act);
+    return span_account(m, s);
 }
 
 unsigned merge_plan(KsmMerge *m)
 {
     KsmPlan *p = m->plan;
     KsmRegion *r = p->region;
-    KsmChunk *c = &r->chunk[p->chunk];
-    bool huge = (c->flags & CHUNK_HUGE) && p->n_spans == 1 &&
-                p->span[0].n == CHUNK_PAGES;
     unsigned merged = 0;
     sigset_t old;
+    Span s;
 
     m->n_collided = 0;
     prim.signals_block(&old);
     for (unsigned i = 0; i < p->n_spans; i++) {
-        Isolation s = {
-            .r = r,
-            .page = p->chunk * CHUNK_PAGES + p->span[i].first,
-            .n = p->span[i].n,
-            .huge = huge,
-        };
-
+        span_start(&s, p, p->span[i]);
         merged += span_merge(m, &s);
     }
     prim.signals_restore(&old);

@@ -3,17 +3,17 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * For each span: isolate it (stage.h), ask the owner whether a device is at it,
- * verify byte for byte, map the pool over the runs that are equal, put back the
- * rest, wake.
+ * For each span: allocate slots, isolate it (stage.h), verify byte for byte,
+ * map the pool over the runs that are equal, put back the rest, release it, and
+ * account for its pages.
  *
  * The danger: a page is replaced by what it is not.  Why it is safe:
- * 1. A page is compared after it was isolated, when nobody can write to it,
- *    with the slot that it will map; or it was itself copied to that slot then.
+ * 1. A page is compared after isolation, when nobody can write to it, with the
+ *    slot that it will map; or it is copied to that slot then.
  * 2. The busy op is asked after isolation, for writes past the page tables.
  * 3. A slot is not written while it has users, and a planned page is one.
- * 4. Only a mapping that was established takes a page's place.  Where the
- *    kernel refuses one, the page goes back.
+ * 4. Only an established mapping takes a page's place.  Where the kernel
+ *    refuses one, the page goes back.
  *
  * Leaves to others: which pages (plan.h), and what follows from the result.
  */
@@ -39,7 +39,7 @@ typedef struct KsmMerge {
     KsmDirty *dirty;
     KsmVmas *vmas;
     KsmCosts *costs;
-    /* of the plan that was carried out last */
+    /* of the last plan */
     MergeCollided collided[CHUNK_PAGES];
     unsigned n_collided;
     /* since the engine was made; as in KsmStats */
@@ -48,8 +48,8 @@ typedef struct KsmMerge {
 } KsmMerge;
 
 /*
- * Carries the plan out.  Returns the number of pages merged or given back; of
- * those that collided the caller has to take note.
+ * Carries the plan out.  Returns the number of pages merged or given back; the
+ * caller takes note of those that collided.
  */
 unsigned merge_plan(KsmMerge *m);
 

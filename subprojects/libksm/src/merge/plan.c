@@ -230,12 +230,27 @@ static void plan_acts(KsmPlan *p, KsmRegion *r, size_t chunk)
     }
 }
 
+static bool act_has_slot(PlanAct act)
+{
+    return act == ACT_MAP || act == ACT_FILL;
+}
+
 void plan_drop(KsmPlan *p, unsigned i, PlanAct act)
 {
     if (act_has_slot(p->act[i])) {
         pool_user_drop(&p->content->pool, p->slot[i]);
     }
     p->act[i] = act;
+}
+
+void plan_done(KsmPlan *p, unsigned first, unsigned n, const uint8_t *done)
+{
+    for (unsigned i = 0; i < n; i++) {
+        if (done[i] != ACT_MAP) {
+            plan_drop(p, first + i, ACT_KEEP);
+        }
+        p->act[first + i] = ACT_KEEP;
+    }
 }
 
 /* Is page i + 1 of the plan in the same mapping as page i? */

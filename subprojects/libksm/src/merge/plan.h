@@ -37,7 +37,10 @@ typedef enum PlanAct {
     ACT_HOLE,       /* merge: was not populated */
     ACT_PINNED,     /* merge: STAY, because it is pinned */
     ACT_CHANGED,    /* merge: KEEP, because it differs */
-    ACT_COLLIDED,   /* merge: KEEP, equal only by hash; slot[]: new tag */
+    ACT_COLLIDED,   /* merge: KEEP, equal only by hash */
+    ACT_POISONED,   /* merge: lost, its memory failed */
+    ACT_DISPLACED,  /* merge: lost, its owner mapped over it */
+    PLAN_ACTS
 } PlanAct;
 
 typedef struct PlanSpan {
@@ -75,12 +78,10 @@ bool plan_ripe(const KsmPlan *p, const KsmRegion *r, size_t chunk);
  */
 bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk);
 
-static inline bool act_has_slot(PlanAct act)
-{
-    return act == ACT_MAP || act == ACT_FILL;
-}
-
 /* Another act for a page, which gives up the user of its slot. */
 void plan_drop(KsmPlan *p, unsigned i, PlanAct act);
+
+/* @done to @n pages: slots that they do not map lose their users. */
+void plan_done(KsmPlan *p, unsigned first, unsigned n, const uint8_t *done);
 
 #endif

@@ -3,10 +3,10 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Where a page is, the page tables tell.  If they cannot be asked, what calls
- * for this one page answer has to do.  (A call for several that fails says
- * nothing of any of them: copies to several mappings end with ENOENT, and a
- * move may have moved more than it counts.)  Known of one page, after
+ * Page tables tell where a page is.  If they are silent, answers to calls for
+ * this one page have to do.  (A failed call for several says nothing of any of
+ * them: copies to several mappings end with ENOENT, and a move may have moved
+ * more than it counts.)  Known of one page, after
  *
  *           moving it back                   copying it back
  *   0       it is at home                    it is at home
@@ -26,7 +26,7 @@
  *    not staged is copied as zeroes, which is what the hole at home reads as,
  *    and what is at home refuses the copy (all but a poison marker: so not
  *    where the page may never have been staged, but as the very last way).
- * 3. A page that a device may be writing to (BACK_SAME) is moved, not copied,
+ * 3. A page that a device may be writing to (busy) is moved, not copied,
  *    until the owner says that the device is done, asked for that page alone.
  *    A copy made before would lose what the device writes: so only when all
  *    patience is used up, for a guest that waits for ever has lost more.
@@ -37,11 +37,10 @@
  *    registered: a copy tells that, and one from an address where nothing can
  *    be read does nothing else.  What the owner has put there stays.
  * 6. What is given up ends that page; the others are put back all the same.
- * 7. Only where the kernel has memory for no way at all (a move needs none) is
- *    it tried for ever.
+ * 7. It is tried for ever only where the kernel has memory for no way at all
+ *    (a move needs none).
  */
 #include <errno.h>
-#include <inttypes.h>
 #include <sys/mman.h>
 
 #include "base/prim.h"
@@ -67,34 +66,29 @@ typedef enum BackTry {
     TRY_DISPLACED,
 } BackTry;
 
-static char *page_home(const Isolation *s, unsigned i)
-{
-    return page_addr(s->r, s->page + i);
-}
-
-static Where page_where(KsmStage *g, const Isolation *s, unsigned i)
+/* @at: bytes from the span's start to the page. */
+static Where page_where(KsmStage *g, const Isolation *s, size_t at)
 {
     uint8_t staged, home;
 
-    if (kinds_look(g->kinds, stage_page(s, i), 1, &staged) < 0 ||
-        kinds_look(g->kinds, page_home(s, i), 1, &home) < 0) {
+    if (kinds_look(g->kinds, s->staged + at, 1, &staged) < 0 ||
+        kinds_look(g->kinds, s->home + at, 1, &home) < 0) {
         return WHERE_UNKNOWN;
     }
     return kind_is_populated(staged) && !kind_is_populated(home)
            ? WHERE_STAGED : WHERE_SETTLED;
 }
 
-static int page_copy(KsmStage *g, const Isolation *s, unsigned i,
-                     const char *from)
+static int page_copy(KsmStage *g, char *home, const char *from)
 {
     size_t done = 0;
 
-    return prim.uffd_copy(g->uffd, page_home(s, i), from, PAGE_BYTES, &done);
+    return prim.uffd_copy(g->uffd, home, from, PAGE_BYTES, &done);
 }
 
 /*
- * Is it safe to copy a page of which the tables say nothing?  Not where it may
- * never have been staged, for a copy replaces a poison marker at home.
+ * Is it safe to copy a page while the tables are silent?  Not if it may never
+ * have been staged: a copy replaces a poison marker at home.
  */
 static bool may_copy_unseen(const KsmStage *g, const Isolation *s,
                             int refused, unsigned tries)
@@ -104,8 +98,8 @@ static bool may_copy_unseen(const KsmStage *g, const Isolation *s,
 }
 
 /* @refused: why it cannot be moved.  Invariants 2 and 3. */
-static bool may_copy(const KsmStage *g, const Isolation *s, unsigned i,
-                     PutBack how, int refused)
+static bool may_copy(const KsmStage *g, const Isolation *s, size_t at,
+                     int refused)
 {
     if (refused == -EFAULT) {
         return true;    /* there is no memory that a device could write to */
@@ -113,14 +107,14 @@ static bool may_copy(const KsmStage *g, const Isolation *s, unsigned i,
     if (refused == -ENOENT && !g->wp_async) {
         return false;   /* who reads a hole in the staging area may wait */
     }
-    return how == BACK_ANY || s->waited_us >= PATIENCE_US ||
-           !region_busy(s->r, page_home(s, i), PAGE_BYTES);
+    return !s->busy || s->waited_us >= PATIENCE_US ||
+           !s->ops->busy(s->opaque, s->home + at, PAGE_BYTES);
 }
 
-static BackTry back_copy(KsmStage *g, const Isolation *s, unsigned i,
+static BackTry back_copy(KsmStage *g, const Isolation *s, size_t at,
                          Where where, int refused)
 {
-    int ret = page_copy(g, s, i, stage_page(s, i));
+    int ret = page_copy(g, s->home + at, s->staged + at);
 
     if (ret == 0) {
         return TRY_DONE;
@@ -138,48 +132,46 @@ static BackTry back_copy(KsmStage *g, const Isolation *s, unsigned i,
 }
 
 /* Is the page's home no longer what was registered?  Invariant 5. */
-static bool is_displaced(KsmStage *g, const Isolation *s, unsigned i)
+static bool is_displaced(KsmStage *g, char *home)
 {
-    return page_copy(g, s, i, g->unreadable) == -ENOENT;
+    return page_copy(g, home, g->unreadable) == -ENOENT;
 }
 
-static BackTry back_try(KsmStage *g, const Isolation *s, unsigned i,
-                        PutBack how, unsigned tries)
+static BackTry back_try(KsmStage *g, const Isolation *s, size_t at,
+                        unsigned tries)
 {
-    Where where = page_where(g, s, i);
+    Where where = page_where(g, s, at);
     size_t done = 0;
     int ret;
 
     if (where == WHERE_SETTLED) {
         return TRY_DONE;
     }
-    ret = prim.uffd_move(g->uffd, page_home(s, i), stage_page(s, i),
-                         PAGE_BYTES, &done);
+    ret = prim.uffd_move(g->uffd, s->home + at, s->staged + at, PAGE_BYTES,
+                         &done);
     if (ret == 0) {
         return TRY_DONE;
     }
     if (where == WHERE_UNKNOWN && (ret == -EEXIST || ret == -ENOENT)) {
         return TRY_SETTLED;
     }
-    if ((ret == -EINVAL || ret == -ENOENT) && is_displaced(g, s, i)) {
+    if ((ret == -EINVAL || ret == -ENOENT) && is_displaced(g, s->home + at)) {
         return TRY_DISPLACED;
     }
-    if (tries < MOVE_TRIES && (ret == -EAGAIN || how == BACK_SAME)) {
+    if (tries < MOVE_TRIES && (ret == -EAGAIN || s->busy)) {
         return TRY_AGAIN;
     }
     if ((where == WHERE_UNKNOWN && ret != -EFAULT &&
          !may_copy_unseen(g, s, ret, tries)) ||
-        !may_copy(g, s, i, how, ret)) {
+        !may_copy(g, s, at, ret)) {
         return TRY_AGAIN;
     }
-    return back_copy(g, s, i, where, ret);
+    return back_copy(g, s, at, where, ret);
 }
 
 /* The guest is told, by a signal, when it needs this page.  Invariant 4. */
-static void poison_home(KsmStage *g, const Isolation *s, unsigned i)
+static void poison_home(KsmStage *g, char *home)
 {
-    void *home = page_home(s, i);
-
     for (unsigned tries = 0; ; tries++) {
         int ret = prim.uffd_poison(g->uffd, home, PAGE_BYTES);
 
@@ -200,34 +192,14 @@ static void poison_home(KsmStage *g, const Isolation *s, unsigned i)
 static void page_lost(KsmStage *g, Isolation *s, unsigned i, BackTry why)
 {
     bool displaced = why == TRY_DISPLACED;
-    size_t page = s->page + i;
+    char *home = s->home + i * PAGE_BYTES;
     KsmLost *lost = displaced ? &g->displaced : &g->poisoned;
 
     if (!displaced) {
-        poison_home(g, s, i);
+        poison_home(g, home);
     }
-    lost->addr = lost->pages++ ? lost->addr : page_home(s, i);
-    s->fate[i] = FATE_STAY;
-    content_leave(g->content, s->r, page,
-                  displaced ? PAGE_NEW : PAGE_SWAPPED);
-    page_mark(s->r, page, displaced);
-}
-
-static void lost_tell(KsmLost *lost, const char *text)
-{
-    if (lost->pages && !lost->told) {
-        lost->told = true;
-        g_warning("libksm: %" PRIu64 " page(s) at %p %s", lost->pages,
-                  lost->addr, text);
-    }
-}
-
-void stage_tell(KsmStage *g)
-{
-    lost_tell(&g->poisoned, "were lost: the memory they were in failed "
-              "while they were isolated; whoever needs them gets a SIGBUS");
-    lost_tell(&g->displaced, "were dropped: their owner unmapped them, "
-              "or mapped something else there, before ksm_region_remove()");
+    lost->addr = lost->pages++ ? lost->addr : home;
+    s->fate[i] = displaced ? FATE_DISPLACED : FATE_POISONED;
 }
 
 /* Both say that the page's memory failed, one of them more surely. */
@@ -237,13 +209,13 @@ static bool is_lost(BackTry told)
 }
 
 /* Returns when page @i is at home, or given up. */
-static void put_back_one(KsmStage *g, Isolation *s, unsigned i, PutBack how)
+static void put_back_one(KsmStage *g, Isolation *s, unsigned i)
 {
     BackTry last = TRY_AGAIN;
     unsigned sure = 0;      /* of @last, in UNREADABLE_SURE */
 
     for (unsigned tries = 0; ; tries++) {
-        BackTry told = back_try(g, s, i, how, tries);
+        BackTry told = back_try(g, s, i * PAGE_BYTES, tries);
 
         if (told == TRY_DONE) {
             return;
@@ -290,16 +262,16 @@ static bool is_moved_back(const KsmStage *g, const Isolation *s, unsigned n)
     return !s->huge && n * g->costs->copy_ns > g->costs->back_ns;
 }
 
-void stage_put_back(KsmStage *g, Isolation *s, unsigned i, unsigned n,
-                    PutBack how)
+void stage_put_back(KsmStage *g, Isolation *s, unsigned i, unsigned n)
 {
-    bool move = !s->kinds_known || n == CHUNK_PAGES || how == BACK_SAME ||
+    bool move = !s->kinds_known || n == CHUNK_PAGES || s->busy ||
                 is_moved_back(g, s, n);
     unsigned end = i + n, tries = 0, piece = n;
 
     while (i < end) {
         unsigned k = staged_run(s, i, MIN(end, i + piece));
-        char *to = page_home(s, i), *from = stage_page(s, i);
+        char *to = s->home + i * PAGE_BYTES;
+        char *from = s->staged + i * PAGE_BYTES;
         size_t done = 0;
         int ret;
 
@@ -318,7 +290,7 @@ void stage_put_back(KsmStage *g, Isolation *s, unsigned i, unsigned n,
         } else if (k > 1) {
             piece = k / 2;
         } else {
-            put_back_one(g, s, i++, how);
+            put_back_one(g, s, i++);
             tries = 0;
         }
     }
@@ -326,15 +298,17 @@ void stage_put_back(KsmStage *g, Isolation *s, unsigned i, unsigned n,
 
 void stage_keep(KsmStage *g, Isolation *s, unsigned i, unsigned n)
 {
-    KsmCosts *c = g->costs;
     bool move = is_moved_back(g, s, n);
     uint64_t t = prim.cpu_ns();
 
-    stage_put_back(g, s, i, n, BACK_ANY);
+    stage_put_back(g, s, i, n);
     t = prim.cpu_ns() - t;
     if (move) {
-        cost_average(&c->back_ns, t - MIN(t, n * c->move_ns));
+        s->spent.back_ns += t;
+        s->spent.back_pages += n;
+        s->spent.backs++;
     } else {
-        cost_average(&c->copy_ns, t / n);
+        s->spent.copy_ns += t;
+        s->spent.copies += n;
     }
 }

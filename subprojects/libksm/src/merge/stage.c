@@ -6,11 +6,17 @@
  * See stage.h.  Putting them back: stage-back.c.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <sys/mman.h>
 
 #include "base/prim.h"
-#include "memory/attr.h"
 #include "merge/stage.h"
+
+static void *area_map(void *at, size_t len, int prot, int flags)
+{
+    return prim.map(at, len, prot,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+}
 
 static int stage_prepare(KsmStage *g, char *area)
 {
@@ -21,9 +27,9 @@ static int stage_prepare(KsmStage *g, char *area)
     prim.advise(area, CHUNK_BYTES, area == g->huge ? MADV_HUGEPAGE
                                                    : MADV_NOHUGEPAGE);
     /*
-     * UFFDIO_MOVE wants the target to be registered, no matter for what.  Not
-     * for missing pages, if that can be had: a page that was freed lazily may
-     * be reclaimed while it is staged, and reading it would wait for ever.
+     * UFFDIO_MOVE wants a registered target, no matter for what.  Missing pages
+     * are the second choice: one that was freed lazily may be reclaimed while
+     * it is staged, and reading it would wait for ever.
      */
     return prim.uffd_register(&range, g->wp_async ? UFFD_PROTECT
                                                   : UFFD_MISSING);
@@ -35,7 +41,7 @@ int stage_init(KsmStage *g)
     int ret;
 
     g->map_len = 4 * CHUNK_BYTES;
-    g->map = anonymous_map(NULL, g->map_len, MAP_NORESERVE);
+    g->map = area_map(NULL, g->map_len, PROT_READ | PROT_WRITE, 0);
     if (!g->map) {
         return -ENOMEM;
     }
@@ -43,9 +49,7 @@ int stage_init(KsmStage *g)
     g->small = (char *)at;
     g->huge = (char *)at + CHUNK_BYTES;
     g->unreadable = g->map + g->map_len - PAGE_BYTES;
-    if (!prim.map(g->unreadable, PAGE_BYTES, PROT_NONE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-                  -1, 0)) {
+    if (!area_map(g->unreadable, PAGE_BYTES, PROT_NONE, MAP_FIXED)) {
         return -ENOMEM;
     }
     ret = stage_prepare(g, g->small);
@@ -64,7 +68,7 @@ static bool area_renew(KsmStage *g, const char *at)
 {
     char *area = at < g->huge ? g->small : g->huge;
 
-    return anonymous_map(area, CHUNK_BYTES, MAP_FIXED | MAP_NORESERVE) &&
+    return area_map(area, CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_FIXED) &&
            stage_prepare(g, area) == 0;
 }
 
@@ -79,10 +83,7 @@ static void area_empty_tables(KsmStage *g, char *at)
     }
 }
 
-/*
- * Repeated until it works: a staged page that stayed would be in the way of the
- * next one.
- */
+/* Until it works: a page that stayed would be in the next one's way. */
 static void area_empty(KsmStage *g, char *at, size_t len)
 {
     for (unsigned tries = 0; tries < 4; tries++) {
@@ -93,26 +94,20 @@ static void area_empty(KsmStage *g, char *at, size_t len)
     area_empty_tables(g, at);
 }
 
-void stage_clean(KsmStage *g, const Isolation *s, bool staged)
+static void span_empty(KsmStage *g, const Isolation *s)
 {
-    bool whole = staged && s->kinds_known && (g->staged[0] & PM_HUGE);
-
-    if (s->huge && !whole && s->registered) {
+    if (s->huge && !s->whole && s->registered) {
         /* a move that failed may have left a page table, too */
-        area_empty_tables(g, s->at);
-    } else if (staged) {
+        area_empty_tables(g, s->staged);
+    } else if (s->any) {
         g->huge_split += s->huge;
-        area_empty(g, s->at, s->n * PAGE_BYTES);
+        area_empty(g, s->staged, s->n * PAGE_BYTES);
     }
 }
 
 static UffdRange span_range(const KsmStage *g, const Isolation *s)
 {
-    return (UffdRange) {
-        .fd = g->uffd,
-        .addr = page_addr(s->r, s->page),
-        .len = s->n * PAGE_BYTES,
-    };
+    return (UffdRange) { g->uffd, s->home, s->n * PAGE_BYTES };
 }
 
 /* Pages [at, at + n) of the span were not isolated. */
@@ -124,46 +119,44 @@ static void not_moved(Isolation *s, unsigned at, unsigned n, Fate fate)
 static Fate fate_refused(Isolation *s, int ret)
 {
     if (ret == -ENOMEM) {
-        chunk_set_reason(s->r, page_chunk(s->r, s->page),
-                         KSM_REASON_NO_MEMORY);
+        s->why = KSM_REASON_NO_MEMORY;
     }
     return ret == -EBUSY || ret == -EAGAIN ? FATE_PINNED : FATE_STAY;
+}
+
+static bool look(KsmStage *g, const Isolation *s, const char *at,
+                 uint8_t *kinds)
+{
+    return kinds_look(g->kinds, at, s->n, kinds) == 0;
 }
 
 /* What is populated where the span belongs: it can only become less. */
 static bool look_home(KsmStage *g, Isolation *s)
 {
-    s->home_known = kinds_look(g->kinds, page_addr(s->r, s->page), s->n,
-                               g->home) == 0;
+    uint8_t kinds[CHUNK_PAGES];
+
+    s->home_known = look(g, s, s->home, kinds);
+    for (unsigned i = 0; i < s->n && s->home_known; i++) {
+        s->hole[i] = !kind_is_populated(kinds[i]);
+    }
     return s->home_known;
 }
 
-static bool is_known_hole(const KsmStage *g, const Isolation *s, unsigned i)
-{
-    PageState state = page_state(s->r, s->page + i);
-
-    if (s->home_known) {
-        return !kind_is_populated(g->home[i]);
-    }
-    return state == PAGE_HOLE || state == PAGE_GIVEN;
-}
-
 /* Pages from @i on, up to @end, that are not known to be holes. */
-static unsigned populated_run(const KsmStage *g, const Isolation *s,
-                              unsigned i, unsigned end)
+static unsigned populated_run(const Isolation *s, unsigned i, unsigned end)
 {
     unsigned n = 0;
 
-    while (i + n < end && !is_known_hole(g, s, i + n)) {
+    while (i + n < end && !s->hole[i + n]) {
         n++;
     }
     return n;
 }
 
 /*
- * Moves the span out.  Pages that cannot be moved are marked FATE_STAY or
- * FATE_PINNED, which stage_take_stock() takes back if they were moved all the
- * same.  False: nothing can be staged.
+ * Moves the span out.  Pages that cannot be moved become FATE_STAY or
+ * FATE_PINNED; take_stock() corrects that if they were moved all the same.
+ * False: nothing can be staged.
  *
  * EINVAL: the range is in several mappings (parts were restored before); it
  * is moved in smaller pieces, that grow again.  EFAULT: a marker in the page
@@ -176,7 +169,7 @@ static bool isolate_move(KsmStage *g, Isolation *s)
     bool called = false;
 
     while (at < s->n) {
-        unsigned n = populated_run(g, s, at, MIN(s->n, at + piece));
+        unsigned n = populated_run(s, at, MIN(s->n, at + piece));
         size_t done = 0;
         int ret;
 
@@ -185,9 +178,8 @@ static bool isolate_move(KsmStage *g, Isolation *s)
             continue;
         }
         called = true;
-        ret = prim.uffd_move(g->uffd, stage_page(s, at),
-                             page_addr(s->r, s->page + at), n * PAGE_BYTES,
-                             &done);
+        ret = prim.uffd_move(g->uffd, s->staged + at * PAGE_BYTES,
+                             s->home + at * PAGE_BYTES, n * PAGE_BYTES, &done);
         at += done / PAGE_BYTES;
         s->failed |= ret < 0;
         if (ret == 0 || done) {
@@ -255,15 +247,6 @@ static void range_release(const UffdRange *range)
     }
 }
 
-void stage_release(KsmStage *g, Isolation *s)
-{
-    UffdRange range = span_range(g, s);
-
-    if (s->registered) {
-        range_release(&range);
-    }
-}
-
 /*
  * How far a registration may have come that failed.  The kernel goes from
  * mapping to mapping, and splits the first and the last: where it could not,
@@ -293,36 +276,38 @@ static void registration_undo(const KsmStage *g, Isolation *s)
     if (range.len) {
         range_release(&range);
     }
-    s->untracked = true;
 }
 
-bool stage_isolate(KsmStage *g, Isolation *s)
+static bool span_register(KsmStage *g, Isolation *s)
 {
     UffdRange range = span_range(g, s);
-    unsigned mode = UFFD_MISSING | (s->r->tracking ? UFFD_PROTECT : 0);
+    unsigned mode = UFFD_MISSING | (s->tracked ? UFFD_PROTECT : 0);
     int ret = prim.uffd_register(&range, mode);
-    bool moved;
-    uint64_t t;
 
-    s->at = (s->huge ? g->huge : g->small) +
-            s->page % CHUNK_PAGES * PAGE_BYTES;
+    s->registered = s->untracked = ret == 0;
     if (ret < 0) {
-        chunk_set_reason(s->r, page_chunk(s->r, s->page),
-                         ret == -ENOMEM ? KSM_REASON_VMA_LIMIT
-                                        : KSM_REASON_NO_MEMORY);
+        s->why = ret == -ENOMEM ? KSM_REASON_VMA_LIMIT : KSM_REASON_NO_MEMORY;
         not_moved(s, 0, s->n, FATE_STAY);
         /* part of it may be registered all the same; never another's */
         if (ret != -EBUSY && ret != -EINVAL && ret != -EPERM) {
             registration_undo(g, s);
+            s->untracked = true;
         }
+    }
+    return ret == 0;
+}
+
+static bool take_out(KsmStage *g, Isolation *s)
+{
+    bool moved;
+    uint64_t t;
+
+    if (!span_register(g, s)) {
         return false;
     }
-    s->registered = true;
     t = prim.cpu_ns();
     moved = isolate_move(g, s);
-    if (s->n >= 2 * SPAN_MIN) {
-        cost_average(&g->costs->move_ns, (prim.cpu_ns() - t) / s->n);
-    }
+    s->spent.move_ns = prim.cpu_ns() - t;
     if (!moved) {
         not_moved(s, 0, s->n, FATE_HOLE);
     }
@@ -330,30 +315,77 @@ bool stage_isolate(KsmStage *g, Isolation *s)
 }
 
 /*
- * The page tables tell, whatever failed moves said: what is no longer at home.
- * A page that is at both places was never moved; somebody has read the staging
- * area (a debugger), and the kernel put zeroes there.
+ * Page tables tell what was moved, whatever failed moves said.  A page that is
+ * at both places was never moved; somebody has read the staging area (a
+ * debugger), and the kernel put zeroes there.
  */
-bool stage_take_stock(KsmStage *g, Isolation *s)
+static bool take_stock(KsmStage *g, Isolation *s)
 {
+    uint8_t kinds[CHUNK_PAGES];
     bool any = false;
 
     for (unsigned tries = 0; tries < 4 && !s->kinds_known; tries++) {
         s->kinds_known = (!s->failed || look_home(g, s)) &&
-                         kinds_look(g->kinds, s->at, s->n, g->staged) == 0;
+                         look(g, s, s->staged, kinds);
     }
     for (unsigned i = 0; i < s->n && s->kinds_known; i++) {
         bool left = s->fate[i] == FATE_STAY || s->fate[i] == FATE_PINNED;
 
-        any |= kind_is_populated(g->staged[i]);
-        if (!kind_is_populated(g->staged[i])) {
+        any |= kind_is_populated(kinds[i]);
+        if (!kind_is_populated(kinds[i])) {
             s->fate[i] = left ? s->fate[i] : FATE_HOLE;
-        } else if (s->failed && kind_is_populated(g->home[i])) {
+        } else if (s->failed && !s->hole[i]) {
             s->fate[i] = left ? s->fate[i] : FATE_STAY;
-        } else if (left || !(g->staged[i] & PM_PRESENT)) {
+        } else if (left || !(kinds[i] & PM_PRESENT)) {
             /* moved all the same; or swapped out, or poisoned */
             s->fate[i] = FATE_BACK;
         }
     }
+    s->whole = s->kinds_known && (kinds[0] & PM_HUGE);
     return any || !s->kinds_known;
+}
+
+bool stage_isolate(KsmStage *g, Isolation *s)
+{
+    bool moved;
+
+    s->began_ns = prim.now_ns();
+    s->began_cpu = prim.cpu_ns();
+    s->staged = (s->huge ? g->huge : g->small) +
+                (uintptr_t)s->home % CHUNK_BYTES;
+    moved = take_out(g, s);
+    s->spent.n = s->n;
+    s->spent.isolate_ns = prim.cpu_ns() - s->began_cpu;
+    s->any = moved && take_stock(g, s);
+    s->busy = s->any && s->ops && s->ops->busy &&
+              s->ops->busy(s->opaque, s->home, s->n * PAGE_BYTES);
+    return s->any;
+}
+
+static void lost_tell(KsmLost *lost, const char *text)
+{
+    if (lost->pages && !lost->told) {
+        lost->told = true;
+        g_warning("libksm: %" PRIu64 " page(s) at %p %s", lost->pages,
+                  lost->addr, text);
+    }
+}
+
+void stage_release(KsmStage *g, Isolation *s)
+{
+    UffdRange range = span_range(g, s);
+    uint64_t t = prim.cpu_ns(), end;
+
+    if (s->registered) {
+        range_release(&range);
+    }
+    end = prim.cpu_ns();
+    s->spent.isolate_ns += end - t;
+    s->spent.cpu_ns = end - s->began_cpu;
+    s->spent.stall_ns = prim.now_ns() - s->began_ns;
+    span_empty(g, s);
+    lost_tell(&g->poisoned, "were lost: the memory they were in failed "
+              "while they were isolated; whoever needs them gets a SIGBUS");
+    lost_tell(&g->displaced, "were dropped: their owner unmapped them, "
+              "or mapped something else there, before ksm_region_remove()");
 }
