@@ -16,6 +16,7 @@
 #include "memory/admit.h"
 #include "memory/attr.h"
 #include "watch/free.h"
+#include "stores.h"
 #include "util.h"
 
 /* Two areas with equal content, merged. */
@@ -555,7 +556,7 @@ static void test_pattern_full(void)
     if (!e) {
         return;
     }
-    e->content.pool.max_sharing = users;
+    engine_pool(e)->max_sharing = users;
     m = mem_new(512, 0, MEM_SMALL);
     mem_fill_run(m, 0, 512, 7, 0);
     r = util_add(e, m, NULL);
@@ -563,7 +564,7 @@ static void test_pattern_full(void)
         util_passes(e, 1);
     }
     g_assert(r->count[PAGE_MERGED] == 2 * each);
-    g_assert(g_hash_table_size(e->content.pool.patterns) == 2);
+    g_assert(g_hash_table_size(engine_pool(e)->patterns) == 2);
     g_assert(util_stats(e).pages_sharing == 2 * each - 2 * PATTERN_START);
     ksm_rescan(e);
     util_passes(e, 12);
@@ -1782,6 +1783,7 @@ static void test_reasons(void)
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
+    stores_choose();
     g_test_add_data_func("/merge/pagemap",
                          GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_merge);
     g_test_add_data_func("/merge/log", GINT_TO_POINTER(KSM_DIRTY_LOG),

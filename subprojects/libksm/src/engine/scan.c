@@ -8,6 +8,7 @@
 #include "base/prim.h"
 #include "base/tsan.h"
 #include "engine/ages.h"
+#include "engine/answers.h"
 #include "engine/broken.h"
 #include "engine/discard.h"
 #include "engine/scan.h"
@@ -280,19 +281,23 @@ static void page_equal(KsmEngine *e, KsmRegion *r, size_t page,
     content_met(&e->content, place);
 }
 
-/* A page whose content is known is looked up, and known to the index. */
-static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
+/*
+ * A page whose content is known is looked up, and known to the index.  False:
+ * nothing here is equal to it.
+ */
+static bool page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
 {
     uint32_t place = index_lookup(&e->content.index, tag);
 
     r->tag[page] = tag;
     if (place != PLACE_NONE) {
         page_equal(e, r, page, place);
-        return;
+        return true;
     }
     page_set(r, page, PAGE_UNIQUE);
     content_enter(&e->content, r, page);
     age_miss(r, page);
+    return false;
 }
 
 static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
@@ -320,7 +325,9 @@ static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
         }
         return;
     }
-    page_tag(e, r, page, hash);
+    if (!page_tag(e, r, page, hash)) {
+        asks_add(&e->asks, r, page, hash64);
+    }
 }
 
 /*
@@ -437,7 +444,7 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     bool seen;
 
     c->flags &= ~CHUNK_VISIT;
-    seen = chunk_look(e, r, chunk);
+    seen = asks_have_room(&e->asks, CHUNK_PAGES) && chunk_look(e, r, chunk);
     if (!seen) {
         c->flags |= CHUNK_VISIT;
         e->scan.again = true;
@@ -563,14 +570,15 @@ static void pass_end(KsmEngine *e)
     e->total.full_scans++;
     s->phase = PHASE_START;
     s->settle -= s->settle > 0;
+    answers_pass(e);
+    s->again |= answers_awaited(e);
     s->idle_ns = pass_rest(e);
     s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                  prim.now_ns() + s->idle_ns);
-    pool_flush(&e->content.pool);
-    pool_unkeep(&e->content.pool);
-    if (e->content.pool.leaked) {
+    store_pass(e->content.store);
+    if (store_stats(e->content.store).leaked) {
         /* if it fails, less is merged */
-        content_reserve_pool(&e->content, directory_pages(&e->dir));
+        content_reserve_store(&e->content, directory_pages(&e->dir));
     }
 }
 
@@ -673,8 +681,6 @@ static bool cursor_advance(KsmEngine *e)
 
 bool scan_has_books(const KsmEngine *e)
 {
-    const KsmPool *pool = &e->content.pool;
-
     for (guint i = 0; i < e->regions->len; i++) {
         const KsmRegion *r = g_ptr_array_index(e->regions, i);
 
@@ -682,7 +688,7 @@ bool scan_has_books(const KsmEngine *e)
             return true;
         }
     }
-    return pool->n_punch || (pool->leaked && !pool->keep_all);
+    return store_stats(e->content.store).pending;
 }
 
 bool scan_step(KsmEngine *e)
