@@ -13,6 +13,10 @@
 
 FakeStoreHabits fake_habits = { .late = 3 };
 
+const FakeStoreHabits fake_habits_bad = {
+    .late = 8, .refuse = 10, .silent = 5, .want = 20, .lie = 2, .lose = 1,
+};
+
 typedef struct FakeAnswer {
     StoreAnswer a;
     uint64_t due;           /* look at which it comes */
@@ -45,6 +49,11 @@ static void answer_free(FakeStore *f, FakeAnswer *a)
         pool_user_drop(&f->pool, a->a.slot);
     }
     g_free(a);
+}
+
+FakeStoreHabits *fake_store_habits(KsmStore *s)
+{
+    return &fake(s)->habits;
 }
 
 void fake_store_lose(KsmStore *s)
@@ -184,6 +193,7 @@ static OfferFate fake_offer(KsmStore *s, StoreOffer *o)
     FakeStore *f = fake(s);
     uint32_t slot;
     uint64_t due;
+    bool silent;
 
     if (f->gone || chance(f, f->habits.refuse)) {
         return OFFER_REFUSED;
@@ -195,6 +205,7 @@ static OfferFate fake_offer(KsmStore *s, StoreOffer *o)
     }
     f->offered += o->n;
     due = some_time(f);
+    silent = chance(f, f->habits.silent);
     for (unsigned i = 0; i < o->n; i++) {
         StoreAnswer a = { ANSWER_SLOT, o->id + i, o->tag[i], slot + i };
 
@@ -203,7 +214,7 @@ static OfferFate fake_offer(KsmStore *s, StoreOffer *o)
                             (off_t)(slot + i) * PAGE_BYTES + 100) == 5);
         }
         f->pool.hash[slot + i] = o->tag[i];
-        if (chance(f, f->habits.silent)) {
+        if (silent) {
             pool_untake(&f->pool, slot + i, 1);
             a = (StoreAnswer) { ANSWER_REFUSED, a.id, a.tag, SLOT_NONE };
         }
@@ -337,11 +348,11 @@ static StoreStats fake_stats(KsmStore *s)
     };
 
     for (GList *l = f->answers->head; l; l = l->next) {
-        const StoreAnswer *a = l->data;
+        const FakeAnswer *a = l->data;
 
-        if (a->what == ANSWER_SLOT) {
+        if (a->a.what == ANSWER_SLOT) {
             stats.sharing--;
-            stats.shared -= pool_users(&f->pool, a->slot) == 1;
+            stats.shared -= pool_users(&f->pool, a->a.slot) == 1;
         }
     }
     stats.sharing -= g_hash_table_size(f->others);
@@ -406,7 +417,7 @@ KsmStore *fake_store_new(unsigned max_sharing, int *err)
     f->others = g_hash_table_new_full(g_int64_hash, g_int64_equal, g_free,
                                       NULL);
     f->answers = g_queue_new();
-    f->rand = g_rand_new_with_seed(g_test_rand_int());
+    f->rand = g_rand_new_with_seed(f->habits.seed);
     f->store = (KsmStore) {
         .ops = &fake_ops,
         .map_fd = f->pool.map_fd,
@@ -426,6 +437,20 @@ uint32_t fake_store_share(KsmStore *s, const void *page, uint64_t hash)
     g_hash_table_insert(f->others, g_memdup2(&hash, sizeof(hash)),
                         GUINT_TO_POINTER(slot + 1));
     return slot;
+}
+
+void fake_store_users(KsmStore *s, uint32_t *users)
+{
+    if (s->ops != &fake_ops) {
+        return;
+    }
+    for (GList *l = fake(s)->answers->head; l; l = l->next) {
+        const FakeAnswer *a = l->data;
+
+        if (a->a.what == ANSWER_SLOT) {
+            users[a->a.slot]++;
+        }
+    }
 }
 
 uint64_t fake_store_asked(KsmStore *s)

@@ -15,6 +15,7 @@
 #include "share/store.h"
 
 typedef struct FakeStoreHabits {
+    uint32_t seed;
     unsigned late;          /* an answer comes after up to so many looks */
     /* percent */
     unsigned refuse;        /* offers that are refused, or asks put off */
@@ -24,11 +25,14 @@ typedef struct FakeStoreHabits {
     unsigned lose;          /* looks for answers after which the peer goes */
 } FakeStoreHabits;
 
-/* For stores made from now on. */
+/* For stores made from now on: late and nothing worse, or all of it. */
 extern FakeStoreHabits fake_habits;
+extern const FakeStoreHabits fake_habits_bad;
 
 /* As store_local_new(). */
 KsmStore *fake_store_new(unsigned max_sharing, int *err);
+
+FakeStoreHabits *fake_store_habits(KsmStore *s);
 
 /* The peer goes, with what it has not answered yet; and is there again. */
 void fake_store_lose(KsmStore *s);
@@ -40,6 +44,9 @@ uint32_t fake_store_share(KsmStore *s, const void *page, uint64_t hash);
 /* Pages that were asked about, and offered. */
 uint64_t fake_store_asked(KsmStore *s);
 uint64_t fake_store_offered(KsmStore *s);
+
+/* Users that wait in answers are added: of the i-th slot to the i-th element. */
+void fake_store_users(KsmStore *s, uint32_t *users);
 
 /* The pool behind a store of either kind. */
 KsmPool *fake_store_pool(KsmStore *s);

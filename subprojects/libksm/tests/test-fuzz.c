@@ -647,7 +647,7 @@ static void check_staging(const char *when)
     }
 }
 
-/* Counts users of slots by the pages that say they are. */
+/* Counts users of slots: pages that say they are, and answers. */
 static void check_users(const char *when)
 {
     KsmPool *p = engine_pool(T.e);
@@ -661,12 +661,14 @@ static void check_users(const char *when)
             if (page_state(r, k) == PAGE_MERGED) {
                 g_assert(r->tag[k] < p->top);
                 users[r->tag[k]]++;
-                sharing++;
             }
         }
     }
+    asks_users(&T.e->asks, users);
+    fake_store_users(T.e->content.store, users);
     for (uint32_t s = 0; s < p->top; s++) {
         shared += users[s] > 0;
+        sharing += users[s];
         if (users[s] != pool_users(p, s)) {
             fail("%s: slot %u has %u users, and says %u", when, s, users[s],
                  pool_users(p, s));
@@ -957,6 +959,8 @@ static void engine_make(void)
     static const char zeroes[PAGE];
     g_autoptr(GError) err = NULL;
 
+    fake_habits = fake_habits_bad;
+    fake_habits.seed = T.seed;
     while (!T.e) {
         engine_enter();
         T.e = stores_engine_new(&T.config, &err);

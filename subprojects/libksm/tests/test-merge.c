@@ -225,6 +225,7 @@ static void test_stage_read(gconstpointer data)
         }
         g_assert(read_moves);
         prim.uffd_move = prim_real.uffd_move;
+        ksm_rescan(p.e);    /* whatever failed to be isolated until now */
         util_passes(p.e, 12);
         mem_check(p.a);
         mem_check(p.b);

@@ -776,6 +776,8 @@ static void make_engines(void)
         config.max_page_sharing = i ? 4 : 256;
         config.dirty = i ? KSM_DIRTY_CHECKSUM : KSM_DIRTY_AUTO;
         config.free_policy = i ? KSM_FREE_LAZY : KSM_FREE_AUTO;
+        fake_habits = fake_habits_bad;
+        fake_habits.seed = T.seed + i;
         T.engines[i] = stores_engine_new(&config, &error);
         if (!T.engines[i]) {
             printf("1..0 # SKIP %s\n", error->message);

@@ -281,23 +281,37 @@ static void page_equal(KsmEngine *e, KsmRegion *r, size_t page,
     content_met(&e->content, place);
 }
 
-/*
- * A page whose content is known is looked up, and known to the index.  False:
- * nothing here is equal to it.
- */
-static bool page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
+/* A page whose content is known is looked up, and known to the index. */
+static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
 {
     uint32_t place = index_lookup(&e->content.index, tag);
 
     r->tag[page] = tag;
     if (place != PLACE_NONE) {
         page_equal(e, r, page, place);
-        return true;
+        return;
     }
     page_set(r, page, PAGE_UNIQUE);
     content_enter(&e->content, r, page);
     age_miss(r, page);
-    return false;
+}
+
+/*
+ * The same for one about which a remote store is asked, if nothing here is
+ * equal to it.  While it takes no more questions, the page stays new.
+ */
+static void page_tag_or_ask(KsmEngine *e, KsmRegion *r, size_t page,
+                            uint32_t tag, uint64_t hash64)
+{
+    if (index_lookup(&e->content.index, tag) == PLACE_NONE &&
+        !asks_have_room(&e->asks)) {
+        e->scan.again = true;
+        return;
+    }
+    page_tag(e, r, page, tag);
+    if (page_state(r, page) == PAGE_UNIQUE) {
+        asks_add(&e->asks, r, page, hash64);
+    }
 }
 
 static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
@@ -325,8 +339,10 @@ static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
         }
         return;
     }
-    if (!page_tag(e, r, page, hash)) {
-        asks_add(&e->asks, r, page, hash64);
+    if (store_is_remote(e->content.store)) {
+        page_tag_or_ask(e, r, page, hash, hash64);
+    } else {
+        page_tag(e, r, page, hash);
     }
 }
 
@@ -444,7 +460,7 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     bool seen;
 
     c->flags &= ~CHUNK_VISIT;
-    seen = asks_have_room(&e->asks, CHUNK_PAGES) && chunk_look(e, r, chunk);
+    seen = chunk_look(e, r, chunk);
     if (!seen) {
         c->flags |= CHUNK_VISIT;
         e->scan.again = true;

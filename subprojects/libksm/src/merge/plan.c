@@ -549,6 +549,26 @@ static bool put_off(KsmPlan *p, KsmChunk *c)
     return false;
 }
 
+/*
+ * What is to be done with what is at hand.  A chunk is put off once: whatever
+ * is offered again and again does not keep the others from being merged.
+ */
+static bool plan_settle(KsmPlan *p, KsmChunk *c, KsmReason why)
+{
+    if (p->offered && c->why_not != KSM_REASON_NOT_SCANNED) {
+        return put_off(p, c);
+    }
+    plan_prune(p);
+    if (plan_pays(p, plan_spans(p, p->region, p->chunk))) {
+        return true;
+    }
+    if (p->offered) {
+        return put_off(p, c);
+    }
+    plan_release(p);
+    return refuse(p, c, why);
+}
+
 bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
@@ -562,25 +582,15 @@ bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
     KSM_TSAN_IGNORE_BEGIN();    /* what is copied may be written */
     plan_acts(p, r, chunk);
     KSM_TSAN_IGNORE_END();
-    if (p->offered) {
-        return put_off(p, c);
-    }
-    plan_prune(p);
-    if (!plan_pays(p, plan_spans(p, r, chunk))) {
-        plan_release(p);
-        return refuse(p, c, run_shortest(p) > 1 ? KSM_REASON_VMA_LIMIT : why);
+    if (!plan_settle(p, c, run_shortest(p) > 1 ? KSM_REASON_VMA_LIMIT : why)) {
+        return false;
     }
     if (p->fresh) {
         KSM_TSAN_IGNORE_BEGIN();
         plan_promote(p, r, &why);
         KSM_TSAN_IGNORE_END();
-        if (p->offered) {
-            return put_off(p, c);
-        }
-        plan_prune(p);
-        if (!plan_pays(p, plan_spans(p, r, chunk))) {
-            plan_release(p);
-            return refuse(p, c, why);
+        if (!plan_settle(p, c, why)) {
+            return false;
         }
     }
     chunk_set_reason(r, c, KSM_REASON_NOT_WORTH);

@@ -45,19 +45,16 @@ void asks_send(KsmAsks *a)
     }
 }
 
-bool asks_have_room(KsmAsks *a, unsigned n)
+bool asks_have_room(KsmAsks *a)
 {
-    if (a->n + n > ASKS_MAX) {
+    if (a->n == ASKS_MAX) {
         asks_send(a);
     }
-    return a->n + n <= ASKS_MAX;
+    return a->n < ASKS_MAX;
 }
 
 void asks_add(KsmAsks *a, const KsmRegion *r, size_t page, uint64_t hash)
 {
-    if (!a->ask) {
-        return;
-    }
     g_assert(a->n < ASKS_MAX);
     a->ask[a->n++] = (StoreAsk) {
         /* memory of another node is another content, as for tags */
@@ -125,5 +122,12 @@ void asks_count(const KsmAsks *a, uint64_t *slots, uint64_t *users)
         uint32_t slot = g_array_index(a->held, AskHeld, i).slot;
 
         *slots += store_users(a->store, slot) == 1;
+    }
+}
+
+void asks_users(const KsmAsks *a, uint32_t *users)
+{
+    for (unsigned i = 0; a->held && i < a->held->len; i++) {
+        users[g_array_index(a->held, AskHeld, i).slot]++;
     }
 }

@@ -32,9 +32,8 @@ typedef struct KsmAsks {
 void asks_init(KsmAsks *a, KsmStore *store);
 void asks_free(KsmAsks *a);
 
-/* May @n pages more be asked about? */
-bool asks_have_room(KsmAsks *a, unsigned n);
-/* There is room, or it is not asked. */
+/* May a page more be asked about? */
+bool asks_have_room(KsmAsks *a);
 void asks_add(KsmAsks *a, const KsmRegion *r, size_t page, uint64_t hash);
 /* Sends what there is. */
 void asks_send(KsmAsks *a);
@@ -53,5 +52,7 @@ void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass);
 void asks_drop(KsmAsks *a, uint64_t pass);
 /* Slots that nothing else uses, and users that are answers. */
 void asks_count(const KsmAsks *a, uint64_t *slots, uint64_t *users);
+/* Tests: those of the i-th slot are added to the i-th element. */
+void asks_users(const KsmAsks *a, uint32_t *users);
 
 #endif
