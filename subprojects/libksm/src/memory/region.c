@@ -21,7 +21,7 @@ static bool state_maps(PageState s)
 
 void page_set(KsmRegion *r, size_t page, PageState state)
 {
-    KsmChunk *c = page_chunk(r, page);
+    KsmChunk *c = &r->chunk[page / CHUNK_PAGES];
     uint8_t old = r->state[page];
     PageState was = old & PAGE_STATE_MASK;
     int gain = state_gains(state) - state_gains(was);
@@ -92,15 +92,15 @@ void page_again(KsmRegion *r, size_t page, bool again)
  */
 bool region_joined(const KsmRegion *r, size_t page)
 {
-    if (page == 0 || !page_is_mapped(r, page) ||
-        !page_is_mapped(r, page - 1)) {
-        return false;
-    }
-    if (page_state(r, page) == PAGE_MERGED &&
-        page_state(r, page - 1) == PAGE_MERGED) {
+    PageState s = r->state[page] & PAGE_STATE_MASK;
+    PageState before = page ? r->state[page - 1] & PAGE_STATE_MASK
+                            : PAGE_OUTSIDE;
+
+    if (s == PAGE_MERGED && before == PAGE_MERGED) {
         return r->tag[page - 1] + 1 == r->tag[page];
     }
-    return r->state[page] & PAGE_JOINED;
+    return state_maps(s) && state_maps(before) &&
+           (r->state[page] & PAGE_JOINED);
 }
 
 static void joined_set(KsmRegion *r, size_t page, bool joined)
@@ -111,7 +111,7 @@ static void joined_set(KsmRegion *r, size_t page, bool joined)
 
 void page_break(KsmRegion *r, size_t page)
 {
-    bool next = page + 1 < r->n_pages && page_is_mapped(r, page + 1);
+    bool next = page + 1 < r->n_pages;
     bool before = region_joined(r, page);
     bool behind = next && region_joined(r, page + 1);
 
@@ -133,7 +133,8 @@ void region_count_runs(KsmRegion *r, size_t chunk)
         return;
     }
     for (size_t i = first; i < first + CHUNK_PAGES; i++) {
-        runs += page_is_mapped(r, i) && !region_joined(r, i);
+        runs += state_maps(r->state[i] & PAGE_STATE_MASK) &&
+                !region_joined(r, i);
     }
     r->runs += runs - (uint64_t)c->runs;
     c->runs = runs;
