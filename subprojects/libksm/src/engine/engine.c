@@ -644,19 +644,6 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
     return pause;
 }
 
-/* A byte range of a region as pages; false: not inside, not aligned, dead. */
-static bool range_pages(KsmRegion *r, size_t offset, size_t len,
-                        size_t *page, size_t *n)
-{
-    if (region_engine(r)->dead || (offset | len) % PAGE_BYTES ||
-        offset > r->len || len > r->len - offset) {
-        return false;
-    }
-    *page = region_first(r) + offset / PAGE_BYTES;
-    *n = len / PAGE_BYTES;
-    return true;
-}
-
 int ksm_discard(KsmRegion *region, size_t offset, size_t len)
 {
     KsmEngine *e = region_engine(region);
@@ -664,8 +651,8 @@ int ksm_discard(KsmRegion *region, size_t offset, size_t len)
     int ret = -EINVAL;
 
     lock_take(&e->lock);
-    if (range_pages(region, offset, len, &page, &n)) {
-        ret = discard_range(e, region, page, n);
+    if (!e->dead && region_pages(region, offset, len, &page, &n)) {
+        ret = discard_range(e, region, page, n, DISCARD_ZEROES);
     }
     lock_release(&e->lock);
     return ret;
@@ -678,8 +665,8 @@ int ksm_free_hint(KsmRegion *region, size_t offset, size_t len)
     int ret = -EINVAL;
 
     lock_take(&e->lock);
-    if (range_pages(region, offset, len, &page, &n)) {
-        ret = discard_hint(e, region, page, n);
+    if (!e->dead && region_pages(region, offset, len, &page, &n)) {
+        ret = discard_range(e, region, page, n, DISCARD_HINT);
     }
     lock_release(&e->lock);
     return ret;
@@ -692,7 +679,7 @@ int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
     int ret = -EINVAL;
 
     lock_take(&e->lock);
-    if (range_pages(region, offset, len, &page, &n)) {
+    if (!e->dead && region_pages(region, offset, len, &page, &n)) {
         ret = restore_unmerge(&e->restore, &e->lock, region, page, n);
         /* whatever has to stay, the rest is wanted all the same */
         if (len == region->len) {

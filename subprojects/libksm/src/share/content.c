@@ -58,17 +58,34 @@ int content_reserve(KsmContent *c, size_t pages)
     return ret < 0 ? ret : content_reserve_store(c, pages);
 }
 
-void content_leave(KsmContent *c, KsmRegion *r, size_t page, PageState state)
+static inline void page_drop(KsmContent *c, KsmRegion *r, size_t page)
 {
+    PageState was = page_state(r, page);
+    uint32_t id = page_id(r, page);
+
     if (r->state[page] & PAGE_INDEXED) {
-        index_remove(&c->index, r->tag[page], page_id(r, page));
+        index_remove(&c->index, r->tag[page], id);
     }
-    if (page_state(r, page) == PAGE_MERGED) {
+    if (was == PAGE_MERGED) {
         store_drop(c->store, r->tag[page]);
     }
-    if (page_state(r, page) == PAGE_BROKEN) {
+    if (was == PAGE_BROKEN) {
         r->history[page] = 0;
     }
+}
+
+void content_leave_run(KsmContent *c, KsmRegion *r, const PageRun *run,
+                       uint8_t to)
+{
+    for (size_t i = 0; i < run->n; i++) {
+        page_drop(c, r, run->page + i);
+    }
+    region_set_run(r, run, to);
+}
+
+void content_leave(KsmContent *c, KsmRegion *r, size_t page, PageState state)
+{
+    page_drop(c, r, page);
     if (state == PAGE_BROKEN) {
         page_break(r, page);
     } else {

@@ -57,6 +57,9 @@ static inline uint32_t content_tag_again(const KsmRegion *r, uint64_t hash)
  * BROKEN: its tag is free for a hash, nothing of which is known.
  */
 void content_leave(KsmContent *c, KsmRegion *r, size_t page, PageState state);
+/* ... as region_set_run(). */
+void content_leave_run(KsmContent *c, KsmRegion *r, const PageRun *run,
+                       uint8_t to);
 
 /* The page, whose tag is set, becomes a candidate; false: no room. */
 bool content_enter(KsmContent *c, KsmRegion *r, size_t page);
