@@ -17,6 +17,7 @@
 
 #include "base/prim.h"
 #include "engine/state.h"
+#include "stores.h"
 #include "util.h"
 
 #define PAGES   1024u
@@ -786,7 +787,7 @@ static unsigned n_bad;
 /* As with failed memory, who touches the page in the view gets a signal. */
 static void slot_fails(uint32_t slot)
 {
-    char *page = h.e->content.pool.view + slot * PAGE;
+    char *page = engine_pool(h.e)->view + slot * PAGE;
 
     g_assert(mprotect(page, PAGE, PROT_NONE) == 0);
     g_assert(madvise(page, PAGE, MADV_DONTNEED) == 0);
@@ -816,7 +817,7 @@ static void test_pool(void)
         slot_fails(s.rb->tag[BAD_AT + i]);
     }
     slot = s.rb->tag[SAME_AT + 1];
-    slot_fails(pool_pattern(&s.e->content.pool, slot)->first);
+    slot_fails(pool_pattern(engine_pool(s.e), slot)->first);
     m = mem_new(PAGES, 0, MEM_SMALL);
     mem_fill_run(m, 0, SAME_AT, 1, 1);
     mem_fill_run(m, SAME_AT, PAGES - SAME_AT, 77777, 0);
@@ -851,16 +852,16 @@ static void test_pattern(void)
     }
     page = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     g_assert(page != MAP_FAILED);
-    g_assert(!pool_pattern_new(&s.e->content.pool, page, 1));
+    g_assert(!pool_pattern_new(engine_pool(s.e), page, 1));
     g_assert(mprotect(page, PAGE, PROT_READ | PROT_WRITE) == 0);
     page[7] = 7;
-    t = pool_pattern_new(&s.e->content.pool, page, 1);
+    t = pool_pattern_new(engine_pool(s.e), page, 1);
     g_assert(t);
     for (uint32_t i = 0; i < t->filled; i++) {
-        g_assert(!memcmp(pool_page(&s.e->content.pool, t->first + i), page,
+        g_assert(!memcmp(pool_page(engine_pool(s.e), t->first + i), page,
                          PAGE));
     }
-    pool_settle(&s.e->content.pool, t->first);
+    pool_settle(engine_pool(s.e), t->first);
     munmap(page, PAGE);
     scene_end(&s);
 }

@@ -70,11 +70,12 @@ static unsigned fill_run(const Span *s, unsigned i)
 /* Before the span is isolated: no guest waits for the kernel to find memory. */
 static void allocate_slots(KsmMerge *m, Span *s)
 {
+    KsmStore *st = m->content->store;
     unsigned n;
 
     for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
         n = fill_run(s, i);
-        if (n && pool_allocate(&m->content->pool, s->slot[i], n) < 0) {
+        if (n && store_allocate(st, s->slot[i], n) < 0) {
             refuse(s, i, n, KSM_REASON_NO_MEMORY);
         }
     }
@@ -120,12 +121,12 @@ static const char *page_staged(const Span *s, unsigned i)
  */
 static void fill_slots(KsmMerge *m, Span *s)
 {
+    KsmStore *st = m->content->store;
     unsigned n;
 
     for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
         n = fill_run(s, i);
-        if (n && pool_fill(&m->content->pool, s->slot[i], page_staged(s, i),
-                           n) < 0) {
+        if (n && store_fill(st, s->slot[i], page_staged(s, i), n) < 0) {
             refuse(s, i, n, KSM_REASON_NO_MEMORY);
         }
     }
@@ -151,13 +152,13 @@ static unsigned joined_run(const Span *s, unsigned i)
 /* ... which can be read. */
 static unsigned readable_run(const KsmMerge *m, const Span *s, unsigned i)
 {
-    const KsmPool *pool = &m->content->pool;
+    KsmStore *st = m->content->store;
     unsigned n = joined_run(s, i);
 
-    if (pool_readable(pool, s->slot[i], n) == 0) {
+    if (store_readable(st, s->slot[i], n) == 0) {
         return n;
     }
-    return pool_readable(pool, s->slot[i], 1) == 0;
+    return store_readable(st, s->slot[i], 1) == 0;
 }
 
 /* The two tags that a page can go by. */
@@ -176,24 +177,21 @@ static void page_tags(const KsmMerge *m, const char *page, uint32_t tag[2])
  */
 static bool slot_is_sound(KsmMerge *m, uint32_t slot)
 {
-    KsmPool *pool = &m->content->pool;
-    int ret = pool_readable(pool, slot, 1);
-    uint32_t tag[2];
+    KsmStore *st = m->content->store;
+    int ret = store_readable(st, slot, 1);
+    uint32_t is = store_tag(st, slot), first, tag[2];
 
     if (ret == 0) {
-        page_tags(m, pool_page(pool, slot), tag);
-        if (tag[0] == pool->hash[slot] || tag[1] == pool->hash[slot]) {
+        page_tags(m, store_page(st, slot), tag);
+        if (tag[0] == is || tag[1] == is) {
             return true;
         }
     }
     if (ret < 0 && ret != -EFAULT) {
         return false;   /* not known */
     }
-    /* a pattern is found by its first slot */
-    if (pool_pattern(pool, slot)) {
-        slot = pool_pattern(pool, slot)->first;
-    }
-    content_withdraw(m->content, slot);
+    first = store_repeated(st, slot);
+    content_withdraw(m->content, first == SLOT_NONE ? slot : first);
     return false;
 }
 
@@ -218,7 +216,7 @@ static void page_differs(KsmMerge *m, Span *s, unsigned i)
  */
 static unsigned verify(KsmMerge *m, Span *s)
 {
-    KsmPool *pool = &m->content->pool;
+    KsmStore *st = m->content->store;
     unsigned good = 0, readable = 0;
 
     for (unsigned i = 0; i < s->iso.n; i++, readable -= readable > 0) {
@@ -234,7 +232,7 @@ static unsigned verify(KsmMerge *m, Span *s)
             good += zero;
         } else if (s->act[i] == ACT_MAP) {
             readable = readable ? readable : readable_run(m, s, i);
-            if (readable && !memcmp(page, pool_page(pool, s->slot[i]),
+            if (readable && !memcmp(page, store_page(st, s->slot[i]),
                                     PAGE_BYTES)) {
                 good++;
             } else {
@@ -256,7 +254,7 @@ static bool map_run(KsmMerge *m, const Span *s, unsigned i, unsigned n)
 
     while (!prim.map(addr, len, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_FIXED | r->map_flags,
-                     m->content->pool.map_fd, offset)) {
+                     m->content->store->map_fd, offset)) {
         if (!range_has_gap(addr, len)) {
             return false;
         }
