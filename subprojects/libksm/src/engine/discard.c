@@ -21,7 +21,7 @@ static int run_replace(KsmEngine *e, KsmRegion *r, const PageRun *run)
 
     vmas_made(&e->vmas, 2);
     if (room && attr_map_anonymous(r, run->addr, run->len) == 0) {
-        dirty_track(&e->dirty, r, run->page, run->n);
+        dirty_track(&e->dirty, r, run->addr, run->len);
         return PAGE_HOLE;
     }
     /* where a mapping cannot be had */

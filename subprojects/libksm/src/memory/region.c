@@ -70,7 +70,7 @@ void page_mark(KsmRegion *r, size_t page, bool written)
         return;
     }
     r->state[page] = old ^ PAGE_WRITTEN;
-    page_chunk(r, page)->written += written ? 1 : -1;
+    r->chunk[page / CHUNK_PAGES].written += written ? 1 : -1;
     if ((old & PAGE_STATE_MASK) == PAGE_NEW) {
         r->n_written += written ? 1 : -1;
     }

@@ -387,28 +387,9 @@ static void span_track(KsmMerge *m, Span *s)
             n++;
         }
         if (own) {
-            dirty_track(m->dirty, m->plan->region, s->page + i, n);
+            dirty_track(m->dirty, m->plan->region,
+                        s->iso.home + i * PAGE_BYTES, n * PAGE_BYTES);
         }
-    }
-}
-
-/* Isolates, replaces and releases. */
-static void span_carry_out(KsmMerge *m, Span *s)
-{
-    bool moved = stage_isolate(m->stage, &s->iso);
-
-    acts_follow(s);
-    if (moved) {
-        span_replace(m, s);
-    }
-    stage_release(m->stage, &s->iso);
-    costs_span(m->costs, &s->iso.spent);
-    stalls_add(&m->stalls, s->iso.spent.stall_ns);
-    m->isolations++;
-    acts_follow(s);
-    span_prefault(s);
-    if (s->iso.untracked) {
-        span_track(m, s);
     }
 }
 
@@ -490,7 +471,21 @@ static unsigned span_merge(KsmMerge *m, Span *s)
 {
     allocate_slots(m, s);
     if (span_has_work(s)) {
-        span_carry_out(m, s);
+        bool moved = stage_isolate(m->stage, &s->iso);
+
+        acts_follow(s);
+        if (moved) {
+            span_replace(m, s);
+        }
+        stage_release(m->stage, &s->iso);
+        costs_span(m->costs, &s->iso.spent);
+        stalls_add(&m->stalls, s->iso.spent.stall_ns);
+        m->isolations++;
+        acts_follow(s);
+        span_prefault(s);
+        if (s->iso.untracked) {
+            span_track(m, s);
+        }
     }
     plan_done(m->plan, s->page % CHUNK_PAGES, s->iso.n, s->act);
     return span_account(m, s);

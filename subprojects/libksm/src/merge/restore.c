@@ -191,7 +191,7 @@ static int replace_blocked(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
         page_mark(r, i, !zero);
     }
     attr_give(r, page_addr(r, page), len, ATTR_OWN);
-    dirty_track(s->dirty, r, page, n);
+    dirty_track(s->dirty, r, page_addr(r, page), len);
     return 0;
 }
 

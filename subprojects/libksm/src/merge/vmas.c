@@ -137,3 +137,8 @@ void vmas_made(KsmVmas *v, size_t n)
 {
     v->since += n;
 }
+
+void vmas_recount(KsmVmas *v)
+{
+    v->counted = 0;
+}

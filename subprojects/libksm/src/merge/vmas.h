@@ -44,9 +44,6 @@ bool vmas_at(const KsmVmas *v, const void *addr, char **start, char **end);
 void vmas_made(KsmVmas *v, size_t n);
 
 /* Look again how many there are: the kernel refused one, or limits changed. */
-static inline void vmas_recount(KsmVmas *v)
-{
-    v->counted = 0;
-}
+void vmas_recount(KsmVmas *v);
 
 #endif

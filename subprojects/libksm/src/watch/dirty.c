@@ -25,16 +25,6 @@
 
 #define HOT_MAX 3   /* log2 of the passes a hot chunk is left alone */
 
-static UffdRange track_range(const KsmDirty *d, const KsmRegion *r,
-                             size_t page, size_t n)
-{
-    return (UffdRange) {
-        .fd = d->uffd,
-        .addr = page_addr(r, page),
-        .len = n * PAGE_BYTES,
-    };
-}
-
 void dirty_init(KsmDirty *d)
 {
     d->bitmap = g_malloc0(PIECE_PAGES / 8);
@@ -72,10 +62,10 @@ int dirty_choose(KsmDirty *d, KsmRegion *r)
     return 0;
 }
 
-void dirty_track(KsmDirty *d, KsmRegion *r, size_t page, size_t n)
+void dirty_track(KsmDirty *d, const KsmRegion *r, char *addr, size_t len)
 {
     if (r->tracking) {
-        UffdRange range = track_range(d, r, page, n);
+        UffdRange range = { d->uffd, addr, len };
 
         prim.uffd_register(&range, UFFD_PROTECT);
     }
@@ -98,7 +88,7 @@ static int for_own_pages(const KsmDirty *d, KsmRegion *r,
             n++;
         }
         if (!mapped) {
-            UffdRange range = track_range(d, r, i, n);
+            UffdRange range = { d->uffd, page_addr(r, i), n * PAGE_BYTES };
             int ret = fn(&range);
 
             if (ret < 0) {

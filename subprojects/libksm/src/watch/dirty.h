@@ -45,7 +45,7 @@ int dirty_choose(KsmDirty *d, KsmRegion *r);
  * Registers what the source needs: for a range that was mapped anew, or for
  * the region. Failing to only loses knowledge.
  */
-void dirty_track(KsmDirty *d, KsmRegion *r, size_t page, size_t n);
+void dirty_track(KsmDirty *d, const KsmRegion *r, char *addr, size_t len);
 void dirty_resume(KsmDirty *d, KsmRegion *r);
 
 /*
