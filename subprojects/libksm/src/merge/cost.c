@@ -4,7 +4,6 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 #include <glib.h>
-#include <stdbool.h>
 
 #include "merge/cost.h"
 
@@ -33,10 +32,9 @@ void cost_average(uint64_t *cost, uint64_t ns)
  */
 void costs_span(KsmCosts *c, const KsmSpent *s)
 {
-    bool is_long = s->n >= 2 * SPAN_MIN;
     uint64_t moved;
 
-    if (is_long && s->move_ns) {
+    if (s->move_ns) {
         cost_average(&c->move_ns, s->move_ns / s->n);
     }
     if (s->runs) {
@@ -52,7 +50,7 @@ void costs_span(KsmCosts *c, const KsmSpent *s)
     }
     moved = s->n * c->move_ns;
     cost_average(&c->isolate_ns, s->isolate_ns - MIN(s->isolate_ns, moved));
-    if (is_long) {
+    if (s->n >= 2 * SPAN_MIN) {
         cost_average(&c->page_ns, s->cpu_ns / s->n);
     }
 }

@@ -38,7 +38,8 @@ typedef struct KsmSpent {
     uint64_t stall_ns;      /* from isolation to wake, by the clock */
     uint64_t cpu_ns;        /* ... by CPU */
     uint64_t isolate_ns;    /* to register, move out and wake */
-    uint64_t move_ns, map_ns, copy_ns, back_ns;
+    uint64_t move_ns;       /* to move out; 0: not measured */
+    uint64_t map_ns, copy_ns, back_ns;
     unsigned runs, copies;          /* copies: pages */
     unsigned backs, back_pages;     /* stretches moved back */
 } KsmSpent;

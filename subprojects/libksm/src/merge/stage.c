@@ -307,7 +307,9 @@ static bool take_out(KsmStage *g, Isolation *s)
     }
     t = prim.cpu_ns();
     moved = isolate_move(g, s);
-    s->spent.move_ns = prim.cpu_ns() - t;
+    if (s->n >= 2 * SPAN_MIN) {
+        s->spent.move_ns = prim.cpu_ns() - t;
+    }
     if (!moved) {
         not_moved(s, 0, s->n, FATE_HOLE);
     }
