@@ -30,6 +30,7 @@ typedef struct FakeStore {
     GQueue *answers;        /* FakeAnswer, in the order of the questions */
     GRand *rand;
     uint64_t looks, asked, offered;
+    unsigned losses;
     bool gone;
 } FakeStore;
 
@@ -62,6 +63,7 @@ void fake_store_lose(KsmStore *s)
     FakeAnswer *a;
 
     f->gone = true;
+    f->losses++;
     while ((a = g_queue_pop_head(f->answers))) {
         answer_free(f, a);
     }
@@ -120,7 +122,11 @@ static StoreAnswer reply(FakeStore *f, const StoreAsk *q)
     uint32_t slot = GPOINTER_TO_UINT(g_hash_table_lookup(f->others, &q->hash));
 
     if (slot-- && !pool_full(&f->pool, slot)) {
-        f->pool.hash[slot] = q->tag;
+        /* it is told by one tag only: by that it is found there */
+        f->pool.hash[slot] = f->pool.hash[slot] ? f->pool.hash[slot] : q->tag;
+        if (f->pool.hash[slot] != q->tag) {
+            return a;
+        }
         a.what = ANSWER_SLOT;
         a.slot = slot;
     } else if (chance(f, f->habits.want)) {
@@ -262,6 +268,11 @@ static uint32_t fake_run(KsmStore *s, uint32_t slot, unsigned *n)
     return pool_full(p, slot) ? SLOT_NONE : slot;
 }
 
+static bool fake_full(KsmStore *s, uint32_t slot)
+{
+    return pool_full(&fake(s)->pool, slot);
+}
+
 static void fake_hold(KsmStore *s, uint32_t slot)
 {
     pool_user_add(&fake(s)->pool, slot);
@@ -290,6 +301,12 @@ static uint32_t fake_tag(KsmStore *s, uint32_t slot)
 static const char *fake_page(KsmStore *s, uint32_t slot)
 {
     return pool_page(&fake(s)->pool, slot);
+}
+
+static int fake_map(KsmStore *s, uint32_t slot, off_t *offset)
+{
+    *offset = (off_t)slot * PAGE_BYTES;
+    return fake(s)->pool.map_fd;
 }
 
 static int fake_readable(KsmStore *s, uint32_t slot, unsigned n)
@@ -365,6 +382,11 @@ static bool fake_gone(KsmStore *s)
     return fake(s)->gone;
 }
 
+static unsigned fake_losses(KsmStore *s)
+{
+    return fake(s)->losses;
+}
+
 static const KsmStoreOps fake_ops = {
     .free = fake_free,
     .seed = fake_seed,
@@ -376,12 +398,14 @@ static const KsmStoreOps fake_ops = {
     .repeat = fake_repeat,
     .repeated = fake_repeated,
     .run = fake_run,
+    .full = fake_full,
     .hold = fake_hold,
     .drop = fake_drop,
     .settle = fake_settle,
     .users = fake_users,
     .tag = fake_tag,
     .page = fake_page,
+    .map = fake_map,
     .readable = fake_readable,
     .fork = fake_fork,
     .keep_all = fake_keep_all,
@@ -390,6 +414,7 @@ static const KsmStoreOps fake_ops = {
     .tidy = fake_tidy,
     .stats = fake_stats,
     .gone = fake_gone,
+    .losses = fake_losses,
 };
 
 static void slot_goes(void *opaque, uint32_t slot)
@@ -420,7 +445,6 @@ KsmStore *fake_store_new(unsigned max_sharing, int *err)
     f->rand = g_rand_new_with_seed(f->habits.seed);
     f->store = (KsmStore) {
         .ops = &fake_ops,
-        .map_fd = f->pool.map_fd,
         .node = -1,
     };
     return &f->store;
@@ -433,6 +457,7 @@ uint32_t fake_store_share(KsmStore *s, const void *page, uint64_t hash)
     uint32_t slot = slots_fill(f, page, &one);
 
     g_assert(slot != SLOT_NONE);
+    f->pool.hash[slot] = 0;
     pool_user_add(&f->pool, slot);
     g_hash_table_insert(f->others, g_memdup2(&hash, sizeof(hash)),
                         GUINT_TO_POINTER(slot + 1));

@@ -37,15 +37,16 @@ static void page_equal(KsmEngine *e, uint32_t id)
     scan_queue(e, r, page / CHUNK_PAGES);
 }
 
-/* Is there a slot already for the content, which more pages can map? */
-static bool has_slot(KsmEngine *e, uint32_t tag)
+/* Is there a slot for the content that more pages can map, as well as @slot? */
+static bool has_slot(KsmEngine *e, uint32_t slot, uint32_t tag)
 {
+    KsmStore *s = e->content.store;
     uint32_t place = index_lookup(&e->content.index, tag);
-    unsigned one = 1;
+    uint32_t old = place & ~PLACE_SLOT;
 
-    return place != PLACE_NONE && (place & PLACE_SLOT) &&
-           store_run(e->content.store, place & ~PLACE_SLOT,
-                     &one) != SLOT_NONE;
+    return place != PLACE_NONE && (place & PLACE_SLOT) && !store_full(s, old) &&
+           (store_repeated(s, slot) == SLOT_NONE ||
+            store_repeated(s, old) != SLOT_NONE);
 }
 
 static void slot_found(KsmEngine *e, const StoreAnswer *a)
@@ -54,9 +55,13 @@ static void slot_found(KsmEngine *e, const StoreAnswer *a)
     KsmRegion *r;
     size_t page;
 
-    asks_hold(&e->asks, a->slot, e->scan.pass);
     asks_answered(&e->asks, a->tag);
-    if (!has_slot(e, a->tag)) {
+    if (store_tag(e->content.store, a->slot) != a->tag) {
+        store_drop(e->content.store, a->slot);
+        return;
+    }
+    asks_hold(&e->asks, a->slot, e->scan.pass);
+    if (!has_slot(e, a->slot, a->tag)) {
         met = content_publish(&e->content, a->slot);
     }
     if (met != PLACE_NONE) {
@@ -64,6 +69,19 @@ static void slot_found(KsmEngine *e, const StoreAnswer *a)
     }
     if (met != a->id && is_as_asked(e, a, &r, &page)) {
         page_equal(e, a->id);
+    }
+}
+
+/* What nothing here is equal to is asked about again, some time. */
+static void ask_again(KsmEngine *e, const StoreAnswer *a)
+{
+    KsmRegion *r;
+    size_t page;
+
+    if (is_as_asked(e, a, &r, &page) && page_state(r, page) == PAGE_UNIQUE) {
+        content_leave(&e->content, r, page, PAGE_NEW);
+        page_chunk(r, page)->flags |= CHUNK_VISIT;
+        e->scan.again = true;
     }
 }
 
@@ -76,7 +94,7 @@ static unsigned wanted_run(KsmEngine *e, const StoreAnswer *a, unsigned max)
 
     while (n < max && a[n].what == ANSWER_WANTED && a[n].id == a->id + n &&
            a[n].id / CHUNK_PAGES == a->id / CHUNK_PAGES &&
-           is_as_asked(e, &a[n], &r, &page) &&
+           is_as_asked(e, &a[n], &r, &page) && !r->rests &&
            !asks_is_offered(&e->asks, a[n].tag) &&
            !(r->state[page] & PAGE_WRITTEN)) {
         n++;
@@ -84,27 +102,81 @@ static unsigned wanted_run(KsmEngine *e, const StoreAnswer *a, unsigned max)
     return n;
 }
 
-static void pages_offer(KsmEngine *e, uint32_t id, unsigned n)
+/* Offers @n pages, or the first of them; returns how many that were. */
+static unsigned pages_offer(KsmEngine *e, const StoreAnswer *a, unsigned n)
 {
     KsmStore *s = e->content.store;
     size_t page;
-    KsmRegion *r = directory_page(&e->dir, id, &page);
+    KsmRegion *r = directory_page(&e->dir, a->id, &page);
+    StoreOffer o = {
+        .pages = page_addr(r, page),
+        .tag = r->tag + page,
+        .id = a->id,
+        .n = n,
+    };
+    OfferFate fate = OFFER_REFUSED;
 
     s->node = r->node;
-    while (n) {
-        StoreOffer o = {
-            .pages = page_addr(r, page),
-            .tag = r->tag + page,
-            .id = page_id(r, page),
-            .n = n,
-        };
+    if (e->run && !memcg_is_tight(&e->memcg) && !region_inhibited(r)) {
+        KSM_TSAN_IGNORE_BEGIN();    /* it may be written */
+        fate = asks_offer(&e->asks, &o);
+        KSM_TSAN_IGNORE_END();
+    }
+    g_assert(fate != OFFER_TAKEN);
+    for (unsigned i = 0; i < n && fate == OFFER_REFUSED; i++) {
+        ask_again(e, a + i);
+    }
+    return fate == OFFER_LATER ? o.n : n;
+}
 
-        if (memcg_is_tight(&e->memcg) ||
-            store_offer(s, &o) == OFFER_REFUSED) {
-            return;
+static void answer_take(KsmEngine *e, const StoreAnswer *a)
+{
+    switch (a->what) {
+    case ANSWER_NONE:
+    case ANSWER_WANTED:     /* it is not what it was, or offered already */
+        break;
+    case ANSWER_REFUSED:
+        asks_answered(&e->asks, a->tag);
+        ask_again(e, a);
+        break;
+    case ANSWER_SLOT:
+        slot_found(e, a);
+        break;
+    }
+}
+
+/* A piece of asking again about all that is alone; false: it is done. */
+static bool ask_all_again(KsmEngine *e)
+{
+    for (guint i = 0; i < e->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(e->regions, i);
+        size_t page;
+
+        if (!r->ask_left) {
+            continue;
         }
-        page += o.n;
-        n -= o.n;
+        page = --r->ask_left * CHUNK_PAGES;
+        for (unsigned k = 0; k < CHUNK_PAGES; k++, page++) {
+            if (page_state(r, page) == PAGE_UNIQUE) {
+                content_leave(&e->content, r, page, PAGE_NEW);
+                page_chunk(r, page)->flags |= CHUNK_VISIT;
+                e->scan.again = true;
+            }
+        }
+        return true;
+    }
+    return false;
+}
+
+static void note_loss(KsmEngine *e)
+{
+    if (!asks_lost(&e->asks)) {
+        return;
+    }
+    for (guint i = 0; i < e->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        r->ask_left = r->n_chunks;
     }
 }
 
@@ -118,19 +190,18 @@ bool answers_take(KsmEngine *e)
         return false;
     }
     n = s->ops->answers(s, a, G_N_ELEMENTS(a));
-    KSM_TSAN_IGNORE_BEGIN();    /* what is offered may be written */
-    for (unsigned i = 0; i < n; i += MAX(run, 1)) {
+    for (unsigned i = 0; i < n; i += run) {
         run = wanted_run(e, a + i, n - i);
         if (run) {
-            pages_offer(e, a[i].id, run);
-        } else if (a[i].what == ANSWER_SLOT) {
-            slot_found(e, &a[i]);
-        } else if (a[i].what == ANSWER_REFUSED) {
-            asks_answered(&e->asks, a[i].tag);
+            run = pages_offer(e, a + i, run);
+        } else {
+            answer_take(e, a + i);
+            run = 1;
         }
     }
-    KSM_TSAN_IGNORE_END();
-    return n == G_N_ELEMENTS(a);
+    note_loss(e);
+    return n == G_N_ELEMENTS(a) ||
+           (!store_is_gone(s) && ask_all_again(e));
 }
 
 bool answers_awaited(KsmEngine *e)
@@ -143,5 +214,4 @@ bool answers_awaited(KsmEngine *e)
 void answers_pass(KsmEngine *e)
 {
     asks_send(&e->asks);
-    asks_drop(&e->asks, e->scan.pass);
 }

@@ -22,7 +22,7 @@ bool answers_take(KsmEngine *e);
 /* Will there be answers to what was asked or offered? */
 bool answers_awaited(KsmEngine *e);
 
-/* A pass ends: what is left goes out; what was answered long ago is dropped. */
+/* A pass ends: what is left goes out. */
 void answers_pass(KsmEngine *e);
 
 #endif

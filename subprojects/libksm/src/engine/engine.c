@@ -289,6 +289,9 @@ KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
     KsmStore *store;
     int ret = 0;
 
+    if (host_refused(error)) {
+        return NULL;
+    }
     config_clamp(&cfg);
     store = store_local_new(cfg.max_page_sharing, &ret);
     if (!store) {
@@ -599,7 +602,7 @@ static bool engine_upkeep(KsmEngine *e, bool *crowded)
     IndexWork work = index_step(&e->content.index);
     bool more = store_tidy(e->content.store);
 
-    more |= answers_take(e);
+    more |= answers_take(e) | asks_drop(&e->asks, e->scan.pass);
     *crowded = work == INDEX_CROWDED || ages_forget(e);
     return more || *crowded || work != INDEX_DONE;
 }
@@ -618,10 +621,11 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
     lock_take(&e->lock);
     budget_begin(&e->budget, e->cfg.max_cpu, max_ns);
     if (!max_ns && engine_has_work(e) && e->scan.phase == PHASE_START &&
-        prim.now_ns() < e->scan.due && !answers_take(e)) {
-        /* between passes only what was freed is looked after */
+        prim.now_ns() < e->scan.due) {
+        /* between passes only answers and what was freed is looked after */
         do {
-            more = e->run && discard_settle(e);
+            more = answers_take(e);
+            more |= e->run && (discard_settle(e) || scan_ripe(e));
         } while (more && budget_used(&e->budget) < e->budget.limit);
         pause = step_pause(e, false);
         more = false;

@@ -502,16 +502,21 @@ static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
     e->total.scan_time += prim.cpu_ns() - cpu;
 }
 
-static void ripe_merge(KsmEngine *e)
+bool scan_ripe(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
     size_t page;
-    KsmRegion *r = directory_page(&e->dir, s->ripe[--s->n_ripe], &page);
+    KsmRegion *r;
 
+    if (!s->n_ripe) {
+        return false;
+    }
+    r = directory_page(&e->dir, s->ripe[--s->n_ripe], &page);
     r->chunk[page / CHUNK_PAGES].flags &= ~CHUNK_QUEUED;
     if (!region_inhibited(r)) {
         chunk_merge(e, r, page / CHUNK_PAGES);
     }
+    return true;
 }
 
 /* The region after @r that this phase is about; NULL: none. */
@@ -714,8 +719,7 @@ bool scan_step(KsmEngine *e)
     if (e->run && discard_settle(e)) {
         return true;
     }
-    if (e->run && s->n_ripe) {
-        ripe_merge(e);
+    if (e->run && scan_ripe(e)) {
         return true;
     }
     if (s->phase == PHASE_START) {

@@ -29,6 +29,9 @@
  */
 bool scan_has_books(const KsmEngine *e);
 
+/* Merges a chunk that is queued; false: there is none. */
+bool scan_ripe(KsmEngine *e);
+
 /* One piece of work; false: the pass is complete. */
 bool scan_step(KsmEngine *e);
 

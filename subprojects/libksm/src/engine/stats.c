@@ -136,7 +136,7 @@ void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
 {
     KsmEngine *e = engine;
     StoreStats store;
-    uint64_t slots, users;
+    AskCount asks;
 
     lock_take(&e->lock);
     *stats = e->total;
@@ -149,12 +149,12 @@ void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
                                                           : KSM_DIRTY_AUTO;
     }
     store = store_stats(e->content.store);
-    asks_count(&e->asks, &slots, &users);
-    store.shared -= slots;
-    store.sharing -= users;
+    asks = asks_count(&e->asks);
+    store.shared -= asks.slots;
+    store.sharing -= asks.users;
     stats->pages_shared = store.shared;
     stats->pages_sharing = store.sharing - store.shared;
-    stats->metadata += content_bytes(&e->content) +
+    stats->metadata += content_bytes(&e->content) + asks.bytes +
                        sizeof(*e) + PIECE_PAGES / 8 +
                        N_RANGES * sizeof(PmRange) +
                        e->dir.len * sizeof(*e->dir.entry);

@@ -126,6 +126,7 @@ struct KsmRegion {
     uint64_t gain[KSM_REASON_MAX];  /* of all chunks, by their reason */
     uint64_t lazy;          /* of all chunks */
     size_t forget_left;     /* chunks whose ages are to be forgotten */
+    size_t ask_left;        /* chunks to be asked about again */
     uint64_t runs;
     /* counts since added; added to the engine's totals */
     uint64_t merged, cow_broken, free_hinted, pinned, busy, verify_failed;

@@ -249,12 +249,13 @@ static bool map_run(KsmMerge *m, const Span *s, unsigned i, unsigned n)
     KsmRegion *r = m->plan->region;
     char *addr = s->iso.home + i * PAGE_BYTES;
     size_t len = n * PAGE_BYTES;
-    off_t offset = (off_t)s->slot[i] * PAGE_BYTES;
+    off_t offset;
+    int fd = store_map(m->content->store, s->slot[i], &offset);
     unsigned tries = 0;
 
     while (!prim.map(addr, len, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_FIXED | r->map_flags,
-                     m->content->store->map_fd, offset)) {
+                     fd, offset)) {
         if (!range_has_gap(addr, len)) {
             return false;
         }

@@ -154,6 +154,10 @@ static uint32_t repeat_new(KsmPlan *p, KsmRegion *r, size_t page)
 {
     StoreOffer o = offer_of(r, page, 1);
 
+    if (asks_is_offered(p->asks, o.tag[0])) {
+        p->offered++;
+        return SLOT_NONE;
+    }
     switch (asks_repeat(p->asks, &o)) {
     case OFFER_TAKEN:
         publish(p, o.slot);
@@ -176,9 +180,7 @@ static uint32_t repeat_for(KsmPlan *p, KsmRegion *r, size_t page)
     if (place != PLACE_NONE && (place & PLACE_SLOT)) {
         first = store_repeated(p->content->store, place & ~PLACE_SLOT);
     }
-    if (first == SLOT_NONE && asks_is_offered(p->asks, r->tag[page])) {
-        p->offered++;
-    } else if (first == SLOT_NONE && !is_tight(p)) {
+    if (first == SLOT_NONE && !is_tight(p)) {
         first = repeat_new(p, r, page);
     }
     return first;
@@ -466,21 +468,18 @@ static bool promoted_already(KsmPlan *p, KsmRegion *r, unsigned i)
     KsmStore *s = p->content->store;
     uint32_t tag = r->tag[p->chunk * CHUNK_PAGES + i];
     uint32_t place = index_lookup(&p->content->index, tag);
-    unsigned one = 1;
 
     if (asks_is_offered(p->asks, tag)) {
         p->act[i] = ACT_KEEP;
         p->offered++;
         return true;
     }
-    if (place == PLACE_NONE || !(place & PLACE_SLOT)) {
-        return false;
-    }
-    p->slot[i] = store_run(s, place & ~PLACE_SLOT, &one);
-    if (p->slot[i] == SLOT_NONE) {
+    if (place == PLACE_NONE || !(place & PLACE_SLOT) ||
+        store_full(s, place & ~PLACE_SLOT)) {
         return false;
     }
     p->act[i] = ACT_MAP;
+    p->slot[i] = place & ~PLACE_SLOT;
     store_hold(s, p->slot[i]);
     return true;
 }
@@ -581,7 +580,8 @@ static bool plan_settle(KsmPlan *p, KsmChunk *c, KsmReason why)
         return put_off(p, c);
     }
     plan_release(p);
-    return refuse(p, c, why);
+    return refuse(p, c, why == KSM_REASON_NOT_WORTH && run_shortest(p) > 1
+                        ? KSM_REASON_VMA_LIMIT : why);
 }
 
 bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
@@ -597,7 +597,7 @@ bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
     KSM_TSAN_IGNORE_BEGIN();    /* what is copied may be written */
     plan_acts(p, r, chunk);
     KSM_TSAN_IGNORE_END();
-    if (!plan_settle(p, c, run_shortest(p) > 1 ? KSM_REASON_VMA_LIMIT : why)) {
+    if (!plan_settle(p, c, why)) {
         return false;
     }
     if (p->fresh) {

@@ -5,7 +5,8 @@
  */
 #include "share/asks.h"
 
-#define HELD_PASSES 2u      /* for which an answer is a user */
+#define HELD_PASSES 6u      /* for which an answer is a user */
+#define DROP_STEP   512u    /* dropped at once */
 
 typedef struct AskHeld {
     uint64_t pass;
@@ -18,7 +19,8 @@ void asks_init(KsmAsks *a, KsmStore *store)
     if (store_is_remote(store)) {
         a->ask = g_new(StoreAsk, ASKS_MAX);
         a->offered = g_hash_table_new(NULL, NULL);
-        a->held = g_array_new(FALSE, FALSE, sizeof(AskHeld));
+        a->held = g_queue_new();
+        a->held_slots = g_hash_table_new(NULL, NULL);
     }
 }
 
@@ -28,19 +30,30 @@ void asks_free(KsmAsks *a)
     if (a->ask) {
         g_free(a->ask);
         g_hash_table_unref(a->offered);
-        g_array_unref(a->held);
+        g_hash_table_unref(a->held_slots);
+        g_queue_free_full(a->held, g_free);
     }
     *a = (KsmAsks) { 0 };
 }
 
+bool asks_lost(KsmAsks *a)
+{
+    unsigned losses = a->ask ? a->store->ops->losses(a->store) : 0;
+
+    if (losses == a->losses) {
+        return false;
+    }
+    a->losses = losses;
+    g_hash_table_remove_all(a->offered);
+    a->n = 0;
+    return true;
+}
+
 void asks_send(KsmAsks *a)
 {
-    /* a peer that is gone will not answer, and knows nothing when it is back */
-    if (a->ask && store_is_gone(a->store)) {
-        g_hash_table_remove_all(a->offered);
-        a->n = 0;
-    }
-    if (a->n && a->store->ops->ask(a->store, a->ask, a->n)) {
+    /* who is gone will know nothing when they are back */
+    if (a->n && (store_is_gone(a->store) ||
+                 a->store->ops->ask(a->store, a->ask, a->n))) {
         a->n = 0;
     }
 }
@@ -95,39 +108,55 @@ void asks_answered(KsmAsks *a, uint32_t tag)
 
 void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass)
 {
-    AskHeld held = { pass, slot };
+    AskHeld *held;
 
-    g_array_append_val(a->held, held);
+    if (!g_hash_table_add(a->held_slots, GUINT_TO_POINTER(slot))) {
+        store_drop(a->store, slot);
+        return;
+    }
+    held = g_new(AskHeld, 1);
+    *held = (AskHeld) { pass, slot };
+    g_queue_push_tail(a->held, held);
 }
 
-void asks_drop(KsmAsks *a, uint64_t pass)
+bool asks_drop(KsmAsks *a, uint64_t pass)
 {
-    unsigned n = 0;
+    for (unsigned n = 0; a->held && a->held->length; n++) {
+        AskHeld *held = g_queue_peek_head(a->held);
 
-    while (a->held && n < a->held->len &&
-           g_array_index(a->held, AskHeld, n).pass + HELD_PASSES <= pass) {
-        store_drop(a->store, g_array_index(a->held, AskHeld, n).slot);
-        n++;
+        if (held->pass + HELD_PASSES > pass || n == DROP_STEP) {
+            return n == DROP_STEP;
+        }
+        g_queue_pop_head(a->held);
+        g_hash_table_remove(a->held_slots, GUINT_TO_POINTER(held->slot));
+        store_drop(a->store, held->slot);
+        g_free(held);
     }
-    if (n) {
-        g_array_remove_range(a->held, 0, n);
-    }
+    return false;
 }
 
-void asks_count(const KsmAsks *a, uint64_t *slots, uint64_t *users)
+AskCount asks_count(const KsmAsks *a)
 {
-    *slots = 0;
-    *users = a->held ? a->held->len : 0;
-    for (unsigned i = 0; i < *users; i++) {
-        uint32_t slot = g_array_index(a->held, AskHeld, i).slot;
+    AskCount count = { 0 };
 
-        *slots += store_users(a->store, slot) == 1;
+    if (!a->ask) {
+        return count;
     }
+    count.users = a->held->length;
+    for (GList *l = a->held->head; l; l = l->next) {
+        const AskHeld *held = l->data;
+
+        count.slots += store_users(a->store, held->slot) == 1;
+    }
+    count.bytes = ASKS_MAX * sizeof(*a->ask) +
+                  count.users * (sizeof(AskHeld) + 5 * sizeof(void *)) +
+                  g_hash_table_size(a->offered) * 2 * sizeof(void *);
+    return count;
 }
 
 void asks_users(const KsmAsks *a, uint32_t *users)
 {
-    for (unsigned i = 0; a->held && i < a->held->len; i++) {
-        users[g_array_index(a->held, AskHeld, i).slot]++;
+    for (GList *l = a->held ? a->held->head : NULL; l; l = l->next) {
+        users[((const AskHeld *)l->data)->slot]++;
     }
 }

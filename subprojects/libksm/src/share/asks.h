@@ -26,7 +26,9 @@ typedef struct KsmAsks {
     StoreAsk *ask;          /* ASKS_MAX; NULL: it is not to be asked */
     unsigned n;
     GHashTable *offered;    /* tags: an answer will come */
-    GArray *held;           /* AskHeld, by pass: users that answers are */
+    GQueue *held;           /* AskHeld, by pass: users that answers are */
+    GHashTable *held_slots; /* those slots */
+    unsigned losses;        /* of the store's peer, as seen */
 } KsmAsks;
 
 void asks_init(KsmAsks *a, KsmStore *store);
@@ -37,6 +39,11 @@ bool asks_have_room(KsmAsks *a);
 void asks_add(KsmAsks *a, const KsmRegion *r, size_t page, uint64_t hash);
 /* Sends what there is. */
 void asks_send(KsmAsks *a);
+/*
+ * True, once, when the peer was lost: what was asked and offered is forgotten,
+ * and is to be asked again.
+ */
+bool asks_lost(KsmAsks *a);
 
 /* As store_offer() and store_repeat(); that an answer will come is noted. */
 OfferFate asks_offer(KsmAsks *a, StoreOffer *o);
@@ -46,12 +53,17 @@ bool asks_is_offered(const KsmAsks *a, uint32_t tag);
 /* It has come. */
 void asks_answered(KsmAsks *a, uint32_t tag);
 
-/* The user of @slot that an answer of this pass is. */
+/* The user of @slot that an answer of this pass is; one is enough. */
 void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass);
-/* Those of two passes ago go. */
-void asks_drop(KsmAsks *a, uint64_t pass);
-/* Slots that nothing else uses, and users that are answers. */
-void asks_count(const KsmAsks *a, uint64_t *slots, uint64_t *users);
+/* Some that have been held for long go; true: there are more of those. */
+bool asks_drop(KsmAsks *a, uint64_t pass);
+/* Users that are answers, and their slots that have no others. */
+typedef struct AskCount {
+    uint64_t users, slots;
+    size_t bytes;           /* of memory, for the books */
+} AskCount;
+
+AskCount asks_count(const KsmAsks *a);
 /* Tests: those of the i-th slot are added to the i-th element. */
 void asks_users(const KsmAsks *a, uint32_t *users);
 

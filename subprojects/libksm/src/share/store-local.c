@@ -88,6 +88,11 @@ static uint32_t local_run(KsmStore *s, uint32_t slot, unsigned *n)
     return pool_full(p, slot) ? SLOT_NONE : slot;
 }
 
+static bool local_full(KsmStore *s, uint32_t slot)
+{
+    return pool_full(store_local_pool(s), slot);
+}
+
 static void local_hold(KsmStore *s, uint32_t slot)
 {
     pool_user_add(store_local_pool(s), slot);
@@ -116,6 +121,12 @@ static uint32_t local_tag(KsmStore *s, uint32_t slot)
 static const char *local_page(KsmStore *s, uint32_t slot)
 {
     return pool_page(store_local_pool(s), slot);
+}
+
+static int local_map(KsmStore *s, uint32_t slot, off_t *offset)
+{
+    *offset = (off_t)slot * PAGE_BYTES;
+    return store_local_pool(s)->map_fd;
 }
 
 static int local_readable(KsmStore *s, uint32_t slot, unsigned n)
@@ -191,12 +202,14 @@ static const KsmStoreOps local_ops = {
     .repeat = local_repeat,
     .repeated = local_repeated,
     .run = local_run,
+    .full = local_full,
     .hold = local_hold,
     .drop = local_drop,
     .settle = local_settle,
     .users = local_users,
     .tag = local_tag,
     .page = local_page,
+    .map = local_map,
     .readable = local_readable,
     .fork = local_fork,
     .keep_all = local_keep_all,
@@ -219,7 +232,6 @@ KsmStore *store_local_new(unsigned max_sharing, int *err)
     l->pool.opaque = l;
     l->store = (KsmStore) {
         .ops = &local_ops,
-        .map_fd = l->pool.map_fd,
         .node = -1,
     };
     return &l->store;

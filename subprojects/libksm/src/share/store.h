@@ -16,9 +16,12 @@
  * 2. Holding: a slot has users.  An answer that names a slot and a plan that
  *    takes one are users, as is every page that maps it; while there is one the
  *    slot is not written.
- * 3. Nothing is asked or offered while a guest waits.  Only a store whose
- *    offer() says OFFER_TAKEN is called between isolation and wake, to fill.
+ * 3. Nothing is asked or offered while a guest waits.  What is called between
+ *    isolation and wake (drop, readable, page, tag, map; fill, if offer() said
+ *    OFFER_TAKEN) waits for nobody.
  * 4. An id in an answer is checked: its page may be another one by now.
+ * 5. The tag of a slot does not change while it has users, for by its tag the
+ *    index forgets it.
  *
  * Leaves to others: which page stands for a content (content.h), and what is
  * worth merging.
@@ -29,6 +32,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define SLOT_NONE   UINT32_MAX
 #define SLOT_USERS  0x3fffu     /* that a slot can have, at most */
@@ -54,7 +58,8 @@ typedef struct StoreOffer {
 
 typedef enum OfferFate {
     OFFER_REFUSED,          /* no room, or no peer */
-    OFFER_TAKEN,            /* there are slots, without users yet */
+    OFFER_TAKEN,            /* there are slots, without users yet; never said
+                               by a store that is asked */
     OFFER_LATER,            /* the pages were copied; answers will tell */
 } OfferFate;
 
@@ -108,7 +113,8 @@ typedef struct KsmStoreOps {
 
     /*
      * As offer() for one page, whose content is to be had in consecutive slots.
-     * It is copied now, and OFFER_TAKEN tells the first one.
+     * It is copied now, and OFFER_TAKEN tells the first one.  A user of one of
+     * them is as good as a user of each: all stay, or none.
      */
     OfferFate (*repeat)(KsmStore *s, StoreOffer *o);
     /* The first one, if @slot is one of those; or SLOT_NONE. */
@@ -119,6 +125,8 @@ typedef struct KsmStoreOps {
      */
     uint32_t (*run)(KsmStore *s, uint32_t slot, unsigned *n);
 
+    /* Has it all the users it may have? */
+    bool (*full)(KsmStore *s, uint32_t slot);
     void (*hold)(KsmStore *s, uint32_t slot);       /* a user more */
     void (*drop)(KsmStore *s, uint32_t slot);
     /* It goes if it has no users. */
@@ -128,6 +136,11 @@ typedef struct KsmStoreOps {
 
     /* Its content, to be read where readable() says 0. */
     const char *(*page)(KsmStore *s, uint32_t slot);
+    /*
+     * The file to map, and where in it; consecutive slots that one plan joins
+     * follow each other there.  Read-only.
+     */
+    int (*map)(KsmStore *s, uint32_t slot, off_t *offset);
     /*
      * May the slots be read?  0, -EFAULT if memory of theirs has failed,
      * another -errno if they cannot be read just now.  Who reads failed memory
@@ -145,13 +158,14 @@ typedef struct KsmStoreOps {
     void (*pass)(KsmStore *s);
     bool (*tidy)(KsmStore *s);      /* false: no more to do now */
     StoreStats (*stats)(KsmStore *s);
-    /* Is the peer lost?  What is held stays; nothing is offered.  Or NULL. */
+    /* Is the peer gone?  What is held stays.  As ask(). */
     bool (*gone)(KsmStore *s);
+    /* How often it went, with all that it had not answered.  As ask(). */
+    unsigned (*losses)(KsmStore *s);
 } KsmStoreOps;
 
 struct KsmStore {
     const KsmStoreOps *ops;
-    int map_fd;             /* slots at slot * 4096; read-only, for mapping */
     int node;               /* where slots get memory now; -1: anywhere */
     /* told when a slot goes: nobody may find it any more */
     void (*forget)(void *opaque, uint32_t slot);
@@ -212,6 +226,11 @@ static inline uint32_t store_run(KsmStore *s, uint32_t slot, unsigned *n)
     return s->ops->run(s, slot, n);
 }
 
+static inline bool store_full(KsmStore *s, uint32_t slot)
+{
+    return s->ops->full(s, slot);
+}
+
 static inline void store_hold(KsmStore *s, uint32_t slot)
 {
     s->ops->hold(s, slot);
@@ -240,6 +259,11 @@ static inline uint32_t store_tag(KsmStore *s, uint32_t slot)
 static inline const char *store_page(KsmStore *s, uint32_t slot)
 {
     return s->ops->page(s, slot);
+}
+
+static inline int store_map(KsmStore *s, uint32_t slot, off_t *offset)
+{
+    return s->ops->map(s, slot, offset);
 }
 
 static inline int store_readable(KsmStore *s, uint32_t slot, unsigned n)
