@@ -10,7 +10,7 @@
 #include "base/prim.h"
 #include "engine/discard.h"
 #include "engine/state.h"
-#include "pair.h"
+#include "house.h"
 
 static void test_discard(void)
 {

@@ -20,7 +20,7 @@
 #include "base/hash.h"
 #include "base/prim.h"
 #include "engine/state.h"
-#include "pair.h"
+#include "house.h"
 
 #define PAGES   (4 * 512u)
 #define PASSES  12u

@@ -18,7 +18,7 @@
 
 #include "base/prim.h"
 #include "memory/region.h"
-#include "util.h"
+#include "house.h"
 
 static long calls;          /* counted in this run */
 static long fail_at;        /* which one fails */

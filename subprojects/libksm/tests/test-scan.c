@@ -20,7 +20,7 @@
 #include "engine/scan.h"
 #include "engine/state.h"
 #include "merge/quiet.h"
-#include "pair.h"
+#include "house.h"
 
 #define PAGES   (4 * 512u)
 
