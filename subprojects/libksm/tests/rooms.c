@@ -94,7 +94,7 @@ bool rooms_open(Rooms *f, KsmDirtySource dirty, unsigned max_sharing)
 {
     memset(f, 0, sizeof(*f));
     if (!uffds_open(f)) {
-        g_test_skip("the kernel lacks UFFDIO_MOVE (Linux 6.8)");
+        g_test_skip("no userfaultfd with UFFDIO_MOVE (Linux 6.8)");
         return false;
     }
     if (dirty == KSM_DIRTY_PAGEMAP && !f->wp_async) {
@@ -476,6 +476,11 @@ bool rooms_finds(const Rooms *f, uint32_t tag)
 void rooms_break(Rooms *f, KsmRegion *r, size_t page)
 {
     content_leave(&f->content, r, page, PAGE_BROKEN);
+}
+
+uint64_t rooms_poisoned(const Rooms *f)
+{
+    return f->stage.poisoned.pages + f->restore.poisoned;
 }
 
 unsigned rooms_staged(const Rooms *f)

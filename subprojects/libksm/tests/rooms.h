@@ -93,6 +93,8 @@ char *rooms_slot(Rooms *f, uint32_t slot);
 bool rooms_finds(const Rooms *f, uint32_t tag);
 /* As scan does when it finds a merged page written. */
 void rooms_break(Rooms *f, KsmRegion *r, size_t page);
+/* Pages given up, for their memory failed. */
+uint64_t rooms_poisoned(const Rooms *f);
 /* How many pages of the staging areas are populated. */
 unsigned rooms_staged(const Rooms *f);
 /* The books agree. */

@@ -279,7 +279,7 @@ static void test_unmerge_failed(gconstpointer data)
     g_assert(rooms_unmerge(&s.f, s.ra, 0, PAGES) == 0);
     g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == 0);
     g_assert(!is_readable(s.a->addr + bad * PAGE));
-    g_assert(s.f.restore.poisoned == 1);
+    g_assert(rooms_poisoned(&s.f) == 1);
     rooms_passes(&s.f, 6);
     g_assert(!is_readable(s.a->addr + bad * PAGE));
     rooms_discard(&s.f, s.ra, bad, 1);

@@ -481,11 +481,11 @@ static void test_poison(gconstpointer data)
     prim.uffd_poison = how->no_marker ? h_no_poison : prim_real.uffd_poison;
     h.refuse = how->unmovable ? G_MAXUINT : 0;
     expect_warning("memory they were in failed");
-    for (unsigned i = 0; i < 9 && !s.f.stage.poisoned.pages; i++) {
+    for (unsigned i = 0; i < 9 && !rooms_poisoned(&s.f); i++) {
         rooms_passes(&s.f, 1);
     }
     g_assert(warnings == 1);
-    g_assert(s.f.stage.poisoned.pages == 1);
+    g_assert(rooms_poisoned(&s.f) == 1);
     /* given up at once where it is sure, and else after 100 ms */
     g_assert(how->unmovable ? h.paused_us > 90000 && h.paused_us < 200000
                             : h.paused_us < 10000);
@@ -503,7 +503,7 @@ static void test_poison(gconstpointer data)
              MAP_FAILED);
     mem_gone(s.b, how->page, 1);
     mem_check(s.b);
-    g_assert(s.f.stage.poisoned.pages == 1);
+    g_assert(rooms_poisoned(&s.f) == 1);
     scene_end(&s);
 }
 
@@ -600,7 +600,7 @@ static void displaced(void (*how)(char *, char *), bool busy,
         mem_gone(s.b, GONE_AT, GONE_N);
         s.b->shadow[GONE_AT * PAGE] = how == owner_maps_over ? first : 0;
     }
-    g_assert(s.f.stage.poisoned.pages == 0);
+    g_assert(rooms_poisoned(&s.f) == 0);
     mem_check(s.b);
     s.b->busy = false;
     rooms_passes(&s.f, 4);
