@@ -31,6 +31,7 @@ TEST_FLOORS = {
     "slow-file": "base",
     "slower": "base",
     "util": "base",
+    "fake-store": "share",
     "rooms": "merge",
     "budget": "engine",
     "fault": "engine",
@@ -40,6 +41,7 @@ TEST_FLOORS = {
     "house": "engine",
     "prop": "engine",
     "prop-watch": "engine",
+    "stores": "engine",
     "support": "engine",
     "system": "engine",
 }

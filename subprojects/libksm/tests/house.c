@@ -15,6 +15,8 @@ static uint64_t seed_fixed(void)
     return UINT64_C(0x6b736d);
 }
 
+KsmEngine *(*util_engine_new)(const KsmConfig *, GError **) = ksm_engine_new;
+
 KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty)
 {
     g_autoptr(GError) err = NULL;
@@ -35,7 +37,7 @@ KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty)
      */
     prim.random = seed_fixed;
     slower_init();
-    e = ksm_engine_new(&config, &err);
+    e = util_engine_new(&config, &err);
     g_assert(!err);
     return e;
 }
@@ -51,6 +53,8 @@ KsmRegion *util_add(KsmEngine *e, Mem *m, const KsmRegionOps *ops)
     return r;
 }
 
+bool (*util_busy)(KsmEngine *);
+
 void util_passes(KsmEngine *e, unsigned n)
 {
     KsmStats s = util_stats(e);
@@ -59,6 +63,10 @@ void util_passes(KsmEngine *e, unsigned n)
     while (s.full_scans < until) {
         g_assert(ksm_step(e, 1000000000) >= 0);
         s = util_stats(e);
+        if (util_busy && util_busy(e)) {
+            /* and what is put back when it comes looks written for a while */
+            until = MAX(until, s.full_scans + 4);
+        }
     }
 }
 

@@ -8,12 +8,17 @@
 
 #include "util.h"
 
+/* What util_engine() makes engines with: ksm_engine_new(). */
+extern KsmEngine *(*util_engine_new)(const KsmConfig *config, GError **error);
+
 /*
  * An engine at 100 % with the source; asserts that it works, or skips the
  * test (NULL) where the kernel lacks what is needed.
  */
 KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty);
 KsmRegion *util_add(KsmEngine *e, Mem *m, const KsmRegionOps *ops);
+/* Passes; where util_busy is set at least so many, until it says no. */
+extern bool (*util_busy)(KsmEngine *e);
 void util_passes(KsmEngine *e, unsigned n);
 KsmStats util_stats(KsmEngine *e);
 void util_remove(KsmRegion *r);

@@ -7,9 +7,11 @@
 #include <string.h>
 
 #include "base/prim.h"
+#include "fake-store.h"
 #include "memory/admit.h"
 #include "memory/attr.h"
 #include "rooms.h"
+#include "share/store-local.h"
 
 static int uffd_open(uint64_t features)
 {
@@ -33,11 +35,33 @@ static bool uffds_open(Rooms *f)
     return f->uffd >= 0;
 }
 
-/* The only place where there is content. */
+static uint64_t seed_fixed(void)
+{
+    return UINT64_C(0x6b736d);
+}
+
+/* The only place where there is a store. */
 static void content_open(Rooms *f, unsigned max_sharing)
 {
-    g_assert(content_init(&f->content, &f->dir, max_sharing) == 0);
-    f->content.pool.keep_all |= f->uffd_wp < 0;
+    int err = 0;
+    KsmStore *store = g_getenv("KSM_TEST_STORE")
+                      ? fake_store_new(max_sharing, &err)
+                      : store_local_new(max_sharing, &err);
+
+    g_assert(store);
+    prim.random = seed_fixed;
+    hasher_init(&f->hasher, store->ops->seed(store));
+    content_init(&f->content, &f->dir, store);
+    asks_init(&f->asks, store);
+    if (f->uffd_wp < 0) {
+        store_keep_all(store);
+    }
+}
+
+/* For what is asked of one kind only. */
+static KsmPool *pool(const Rooms *f)
+{
+    return fake_store_pool(f->content.store);
 }
 
 static void connect_below(Rooms *f, KsmDirtySource dirty)
@@ -52,6 +76,7 @@ static void connect_below(Rooms *f, KsmDirtySource dirty)
     };
     f->plan = (KsmPlan) {
         .content = &f->content,
+        .asks = &f->asks,
         .hasher = &f->hasher,
         .vmas = &f->vmas,
         .costs = &f->costs,
@@ -109,7 +134,6 @@ bool rooms_open(Rooms *f, KsmDirtySource dirty, unsigned max_sharing)
     prim.cpu_ns = util_cpu_by_call;
     lock_init(&f->lock);
     g_assert(kinds_open(&f->kinds) == 0);
-    hasher_init(&f->hasher, UINT64_C(0x6b736d));
     directory_init(&f->dir);
     vmas_init(&f->vmas, 25, 0);
     costs_init(&f->costs);
@@ -126,9 +150,11 @@ void rooms_close(Rooms *f)
 {
     g_assert(f->n_regions == 0);
     g_assert(rooms_shared(f) == 0);
-    g_assert(f->content.index.count == 0);
+    /* an answer on its way is a user */
+    g_assert(rooms_remote(f) || f->content.index.count == 0);
     stage_close(&f->stage);
     dirty_fini(&f->dirty);
+    asks_free(&f->asks);
     content_free(&f->content);
     memcg_free(&f->memcg);
     vmas_close(&f->vmas);
@@ -169,11 +195,12 @@ void rooms_forget(Rooms *f, KsmRegion *r)
     }
     g_assert(kept + 1 == f->n_regions);
     f->n_regions = kept;
+    r->leaving = true;
     for (size_t i = region_first(r); i < region_end(r); i++) {
         content_leave(&f->content, r, i, PAGE_HOLE);
     }
     directory_leave(&f->dir, r);
-    pool_flush(&f->content.pool);
+    store_flush(f->content.store);
     region_fini(r);
     g_free(r);
 }
@@ -245,12 +272,19 @@ static void page_hash(Rooms *f, KsmRegion *r, size_t page)
     if (page_state(r, page) != PAGE_NEW && r->tag[page] == tag) {
         return;
     }
+    if (store_is_remote(f->content.store) && !asks_have_room(&f->asks)) {
+        return;
+    }
     if (hash == f->hasher.zero) {
         content_leave(&f->content, r, page, PAGE_ZEROES);
         r->tag[page] = tag;
     } else {
         content_leave(&f->content, r, page, PAGE_NEW);
         page_tag(f, r, page, tag);
+        if (store_is_remote(f->content.store) &&
+            page_state(r, page) == PAGE_UNIQUE) {
+            asks_add(&f->asks, r, page, hash);
+        }
     }
 }
 
@@ -310,6 +344,62 @@ static unsigned chunk_merge(Rooms *f, KsmRegion *r, size_t chunk)
     return merged;
 }
 
+/* A page with that id is equal to something, if it still has that tag. */
+static void page_equal(Rooms *f, uint32_t id, uint32_t tag)
+{
+    size_t page;
+    KsmRegion *r = directory_page(&f->dir, id, &page);
+
+    if (r && r->tag[page] == tag) {
+        content_met(&f->content, id);
+        page_chunk(r, page)->flags |= CHUNK_QUEUED;
+    }
+}
+
+static void slot_found(Rooms *f, const StoreAnswer *a)
+{
+    uint32_t place = index_lookup(&f->content.index, a->tag);
+    unsigned one = 1;
+
+    asks_hold(&f->asks, a->slot, f->passes);
+    asks_answered(&f->asks, a->tag);
+    if (place == PLACE_NONE || !(place & PLACE_SLOT) ||
+        store_run(f->content.store, place & ~PLACE_SLOT, &one) == SLOT_NONE) {
+        uint32_t met = content_publish(&f->content, a->slot);
+
+        if (met != PLACE_NONE) {
+            page_equal(f, met, a->tag);
+        }
+    }
+    page_equal(f, a->id, a->tag);
+}
+
+/* Takes what a remote store has answered; true: more will come. */
+static bool take_answers(Rooms *f)
+{
+    KsmStore *s = f->content.store;
+    StoreAnswer a[64];
+    unsigned n;
+
+    if (!store_is_remote(s)) {
+        return false;
+    }
+    asks_send(&f->asks);
+    do {
+        n = s->ops->answers(s, a, G_N_ELEMENTS(a));
+        for (unsigned i = 0; i < n; i++) {
+            /* there are no others who could want a page */
+            g_assert(a[i].what != ANSWER_WANTED);
+            if (a[i].what == ANSWER_SLOT) {
+                slot_found(f, &a[i]);
+            } else if (a[i].what == ANSWER_REFUSED) {
+                asks_answered(&f->asks, a[i].tag);
+            }
+        }
+    } while (n == G_N_ELEMENTS(a));
+    return f->asks.n || s->ops->awaited(s);
+}
+
 static void region_sync(Rooms *f, KsmRegion *r)
 {
     if (!region_inhibited(r)) {
@@ -337,6 +427,7 @@ unsigned rooms_pass(Rooms *f)
             merged += chunk_merge(f, r, c);
         }
     }
+    take_answers(f);
     /* what holds the other copies */
     for (unsigned i = 0; i < f->n_regions; i++) {
         KsmRegion *r = f->region[i];
@@ -347,8 +438,9 @@ unsigned rooms_pass(Rooms *f)
             }
         }
     }
-    pool_flush(&f->content.pool);
-    while (pool_release(&f->content.pool)) {
+    asks_drop(&f->asks, f->passes);
+    store_pass(f->content.store);
+    while (store_tidy(f->content.store)) {
         /* a piece at a time */
     }
     return merged;
@@ -356,8 +448,12 @@ unsigned rooms_pass(Rooms *f)
 
 void rooms_passes(Rooms *f, unsigned n)
 {
-    for (unsigned i = 0; i < n; i++) {
+    for (unsigned left = n; left; left--) {
         rooms_pass(f);
+        if (take_answers(f)) {
+            /* what is put back when it comes looks written for a while */
+            left = MAX(left, 5);
+        }
     }
 }
 
@@ -367,7 +463,7 @@ int rooms_unmerge(Rooms *f, KsmRegion *r, size_t page, size_t n)
 
     lock_take(&f->lock);
     ret = restore_unmerge(&f->restore, &f->lock, r, page, n);
-    pool_flush(&f->content.pool);
+    store_flush(f->content.store);
     lock_release(&f->lock);
     return ret;
 }
@@ -387,7 +483,7 @@ void rooms_discard(Rooms *f, KsmRegion *r, size_t page, size_t n)
 {
     size_t end = page + n;
 
-    g_assert(attr_map_anonymous(r, page, n) == 0);
+    g_assert(attr_map_anonymous(r, page_addr(r, page), n * PAGE) == 0);
     for (size_t i = page; i < end; i++) {
         content_leave(&f->content, r, i, PAGE_HOLE);
     }
@@ -438,34 +534,46 @@ void rooms_release(Rooms *f, RoomsSpan *span)
     prim.signals_restore(&span->signals);
 }
 
+bool rooms_remote(const Rooms *f)
+{
+    return store_is_remote(f->content.store);
+}
+
 uint64_t rooms_shared(const Rooms *f)
 {
-    return f->content.pool.shared;
+    uint64_t slots, users;
+
+    /* but for what only answers use */
+    asks_count(&f->asks, &slots, &users);
+    return store_stats(f->content.store).shared - slots;
 }
 
 uint64_t rooms_sharing(const Rooms *f)
 {
-    return f->content.pool.sharing - f->content.pool.shared;
+    uint64_t slots, users;
+
+    asks_count(&f->asks, &slots, &users);
+    return store_stats(f->content.store).sharing - users - rooms_shared(f);
 }
 
 unsigned rooms_users(const Rooms *f, uint32_t slot)
 {
-    return pool_users(&f->content.pool, slot);
+    return store_users(f->content.store, slot);
 }
 
 unsigned rooms_patterns(const Rooms *f)
 {
-    return g_hash_table_size(f->content.pool.patterns);
+    return g_hash_table_size(pool(f)->patterns);
 }
 
 uint32_t rooms_pattern(Rooms *f, uint32_t slot)
 {
-    return pool_pattern(&f->content.pool, slot)->first;
+    return store_repeated(f->content.store, slot);
 }
 
 char *rooms_slot(Rooms *f, uint32_t slot)
 {
-    return f->content.pool.view + slot * PAGE;
+    return pool(f)->view + slot * PAGE;
 }
 
 bool rooms_finds(const Rooms *f, uint32_t tag)

@@ -24,7 +24,8 @@ typedef struct Rooms {
     KsmKinds kinds;
     KsmHasher hasher;
     KsmDirectory dir;
-    KsmContent content;     /* for rooms.c alone, as is where it is stored */
+    KsmContent content;     /* for rooms.c alone, as is the store behind it */
+    KsmAsks asks;
     KsmMemcg memcg;
     KsmDirty dirty;
     KsmVmas vmas;
@@ -41,8 +42,10 @@ typedef struct Rooms {
 #define ROOMS_SHARING 256u      /* users of a slot, if it does not matter */
 
 /*
- * CPU time goes by the call then (util_cpu_by_call).  False: the kernel lacks
- * UFFDIO_MOVE or the source, and the test is skipped.
+ * Over the local store, or with KSM_TEST_STORE=fake in the environment over the
+ * fake remote one, for whose answers passes wait.  From then on CPU time goes
+ * by the call (util_cpu_by_call).  False: the kernel lacks UFFDIO_MOVE or the
+ * source, and the test is skipped.
  */
 bool rooms_open(Rooms *f, KsmDirtySource dirty, unsigned max_sharing);
 void rooms_close(Rooms *f);
@@ -80,6 +83,8 @@ bool rooms_isolate(Rooms *f, RoomsSpan *span, KsmRegion *r, size_t page,
 void rooms_put_back(Rooms *f, RoomsSpan *span, PutBack how);
 void rooms_release(Rooms *f, RoomsSpan *span);
 
+/* Is it the fake one, which fills slots before pages are isolated? */
+bool rooms_remote(const Rooms *f);
 /* Slots with users, and users besides the first of each. */
 uint64_t rooms_shared(const Rooms *f);
 uint64_t rooms_sharing(const Rooms *f);

@@ -19,6 +19,7 @@
 #include "base/prim.h"
 #include "memory/region.h"
 #include "house.h"
+#include "stores.h"
 
 static long calls;          /* counted in this run */
 static long fail_at;        /* which one fails */
@@ -286,7 +287,7 @@ static KsmEngine *scene_engine(KsmDirtySource dirty)
     ksm_config_init(&config);
     config.dirty = dirty;
     config.max_cpu = 100;
-    e = ksm_engine_new(&config, &err);
+    e = stores_engine_new(&config, &err);
     g_assert(e || (err && err->message));
     return e;
 }
@@ -435,6 +436,7 @@ static void test_checksum(void)
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
+    stores_choose();
     g_test_add_func("/fault/pagemap", test_pagemap);
     g_test_add_func("/fault/log", test_log);
     g_test_add_func("/fault/checksum", test_checksum);

@@ -52,6 +52,7 @@
 #include "base/tsan.h"
 #include "engine/state.h"
 #include "fuzz-faults.h"
+#include "stores.h"
 
 #define PAGE ((size_t)KSM_PAGE_SIZE)
 #define CHUNK ((size_t)KSM_CHUNK_SIZE)
@@ -646,10 +647,10 @@ static void check_staging(const char *when)
     }
 }
 
-/* Counts users of slots by the pages that say they are. */
+/* Counts users of slots: pages that say they are, and answers. */
 static void check_users(const char *when)
 {
-    KsmPool *p = &T.e->content.pool;
+    KsmPool *p = engine_pool(T.e);
     g_autofree uint32_t *users = g_new0(uint32_t, p->top + 1);
     uint64_t shared = 0, sharing = 0;
 
@@ -660,12 +661,14 @@ static void check_users(const char *when)
             if (page_state(r, k) == PAGE_MERGED) {
                 g_assert(r->tag[k] < p->top);
                 users[r->tag[k]]++;
-                sharing++;
             }
         }
     }
+    asks_users(&T.e->asks, users);
+    fake_store_users(T.e->content.store, users);
     for (uint32_t s = 0; s < p->top; s++) {
         shared += users[s] > 0;
+        sharing += users[s];
         if (users[s] != pool_users(p, s)) {
             fail("%s: slot %u has %u users, and says %u", when, s, users[s],
                  pool_users(p, s));
@@ -682,7 +685,7 @@ static void check_mapped_range(const Area *a, const PmRange *range,
 {
     const KsmRegion *r = a->region;
 
-    if ((range->kinds & PM_ZEROPFN) || (T.e && T.e->content.pool.keep_all)) {
+    if ((range->kinds & PM_ZEROPFN) || (T.e && engine_pool(T.e)->keep_all)) {
         return;
     }
     for (uintptr_t at = range->start; at < range->end; at += PAGE) {
@@ -956,9 +959,11 @@ static void engine_make(void)
     static const char zeroes[PAGE];
     g_autoptr(GError) err = NULL;
 
+    fake_habits = fake_habits_bad;
+    fake_habits.seed = T.seed;
     while (!T.e) {
         engine_enter();
-        T.e = ksm_engine_new(&T.config, &err);
+        T.e = stores_engine_new(&T.config, &err);
         engine_leave("ksm_engine_new");
         if (!T.e) {
             if (!err || !err->message[0]) {
@@ -1270,7 +1275,7 @@ static void do_reap(void)
 /* The pool's view has the page at @slot again. */
 static void slot_heal(uint32_t slot)
 {
-    KsmPool *p = &T.e->content.pool;
+    KsmPool *p = engine_pool(T.e);
 
     if (mmap(p->view + slot * PAGE, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED,
              p->map_fd, slot * PAGE) == MAP_FAILED) {
@@ -1285,7 +1290,7 @@ static void slot_heal(uint32_t slot)
  */
 static void do_slot(void)
 {
-    KsmPool *p = &T.e->content.pool;
+    KsmPool *p = engine_pool(T.e);
     struct uffdio_api api = { .api = UFFD_API };
     struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MISSING };
     struct poison_arg arg = { .len = PAGE };
@@ -1504,7 +1509,7 @@ static void note_reasons(void)
     note("index: %zu entries in %zu lines; pool: %u of %zu slots; merging is "
          "refused for %s", (size_t)T.e->content.index.count,
          T.e->content.index.now.n_lines,
-         T.e->content.pool.top, T.e->content.pool.capacity,
+         engine_pool(T.e)->top, engine_pool(T.e)->capacity,
          ksm_reason_name(T.area[0].region->chunk[0].why_not));
     for (unsigned i = 0; i < T.n_areas; i++) {
         KsmRegion *r = T.area[i].region;

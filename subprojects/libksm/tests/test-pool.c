@@ -32,7 +32,6 @@ static void count_unindex(void *opaque, uint32_t slot)
 {
     Fixture *f = opaque;
 
-    f->pool.users[slot] &= ~SLOT_INDEXED;
     f->unindexed++;
     f->last_hash = f->pool.hash[slot];
     f->last_slot = slot;
@@ -42,7 +41,7 @@ static void set_up(Fixture *f, gconstpointer data)
 {
     g_assert(pool_init(&f->pool, SHARING) == 0);
     g_assert(pool_reserve(&f->pool, 16 * CHUNK_PAGES) == 0);
-    f->pool.unindex = count_unindex;
+    f->pool.goes = count_unindex;
     f->pool.opaque = f;
     f->page = g_malloc(PAGE_BYTES);
     memset(f->page, 'p', PAGE_BYTES);
@@ -88,7 +87,6 @@ static void test_users(Fixture *f, gconstpointer data)
     pool_user_drop(&f->pool, slot);
     pool_flush(&f->pool);
     g_assert(pool_page(&f->pool, slot)[7] == 'a');
-    f->pool.users[slot] |= SLOT_INDEXED;
     f->pool.hash[slot] = 4711;
     pool_user_drop(&f->pool, slot);
     g_assert(f->unindexed == 1);
@@ -1849,7 +1847,6 @@ static void test_blocks(Fixture *f, gconstpointer data)
     g_assert(!pool_pattern(p, 0) && !pool_pattern(p, 511));
     g_assert(!pool_pattern_new(p, f->page, 1));
     /* the one that is used no more can be had, and it alone */
-    p->users[first[5]] |= SLOT_INDEXED;
     pool_user_drop(p, first[5]);
     g_assert(f->unindexed == 0);
     pool_user_drop(p, first[5]);

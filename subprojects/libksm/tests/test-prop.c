@@ -34,6 +34,7 @@
 #include "engine/state.h"
 #include "prop-watch.h"
 #include "slower.h"
+#include "stores.h"
 
 #define PAGE KSM_PAGE_SIZE
 #define CHUNK KSM_CHUNK_SIZE
@@ -775,7 +776,9 @@ static void make_engines(void)
         config.max_page_sharing = i ? 4 : 256;
         config.dirty = i ? KSM_DIRTY_CHECKSUM : KSM_DIRTY_AUTO;
         config.free_policy = i ? KSM_FREE_LAZY : KSM_FREE_AUTO;
-        T.engines[i] = ksm_engine_new(&config, &error);
+        fake_habits = fake_habits_bad;
+        fake_habits.seed = T.seed + i;
+        T.engines[i] = stores_engine_new(&config, &error);
         if (!T.engines[i]) {
             printf("1..0 # SKIP %s\n", error->message);
             exit(77);

@@ -351,7 +351,8 @@ static void test_attributes(void)
         /* the first mapping's: those of others are not asked for */
         made_mapping(16, 32, ANON, cases[i].behind);
         r = made_region(32, NULL);
-        g_assert(attr_map_anonymous(r, r->n_pages - 512 + 107, 3) == 0);
+        g_assert(attr_map_anonymous(r, page_addr(r, r->n_pages - 512 + 107),
+                                    3 * PAGE) == 0);
         g_assert(!strcmp(made.log, cases[i].own));
         made.log[0] = 0;
         attr_give(r, MADE + 7 * PAGE, 3 * PAGE, ATTR_SHARED);
@@ -385,7 +386,8 @@ static void test_map_fails(void)
         r = made_region(16, NULL);
         made.map_fails = cases[i].fails;
         made.hole = cases[i].hole;
-        g_assert(attr_map_anonymous(r, 107, 3) == cases[i].ret);
+        g_assert(attr_map_anonymous(r, page_addr(r, 107), 3 * PAGE) ==
+                 cases[i].ret);
         g_assert(!strcmp(made.log, cases[i].log));
         made_end(r);
     }

@@ -21,6 +21,7 @@
 #include "engine/state.h"
 #include "merge/quiet.h"
 #include "house.h"
+#include "stores.h"
 
 #define PAGES   (4 * 512u)
 
@@ -284,7 +285,7 @@ static unsigned maps, prefaults;
 static void *count_maps(void *addr, size_t len, int prot, int flags, int fd,
                         off_t offset)
 {
-    maps += fd == mapped->e->content.pool.map_fd;
+    maps += fd == engine_pool(mapped->e)->map_fd;
     return prim_real.map(addr, len, prot, flags, fd, offset);
 }
 
@@ -400,7 +401,7 @@ static size_t pool_memory(const KsmEngine *e)
 {
     struct stat st;
 
-    g_assert(fstat(e->content.pool.fd, &st) == 0);
+    g_assert(fstat(engine_pool(e)->fd, &st) == 0);
     return st.st_blocks * 512;
 }
 
@@ -1245,12 +1246,12 @@ static void test_leaked(void)
         }
         mem_fill_run(s.m, 0, 64, 1, 1);
         mem_fill_run(s.m, 512, 64, 1, 1);
-        s.e->content.pool.leaked = most + over;
+        engine_pool(s.e)->leaked = most + over;
         util_passes(s.e, 6);
         stats = util_stats(s.e);
         g_assert(stats.pages_sharing == (over ? 0 : 64));
         g_assert((stats.reasons[KSM_REASON_NO_MEMORY] > 0) == over);
-        s.e->content.pool.leaked = 0;
+        engine_pool(s.e)->leaked = 0;
         ksm_rescan(s.e);
         util_passes(s.e, 12);
         g_assert(util_stats(s.e).pages_sharing == 64);

@@ -13,148 +13,74 @@
 
 #define VMAS_MIN        256u    /* left: below, discard maps no more */
 
-/* Pages from @page on that are alike: all mapping the pool, or none. */
-static size_t uniform_run(const KsmRegion *r, size_t page, size_t end)
+/* Zeroes for a run that maps the pool.  Returns as run_empty(). */
+static int run_replace(KsmEngine *e, KsmRegion *r, const PageRun *run)
 {
-    bool mapped = page_is_mapped(r, page);
-    size_t n = 1;
-
-    while (page + n < end && (page + n) % CHUNK_PAGES &&
-           page_is_mapped(r, page + n) == mapped) {
-        n++;
-    }
-    return n;
-}
-
-/* Zeroes where a mapping cannot be had. */
-static int zero_in_place(KsmRegion *r, size_t page, size_t n)
-{
-    int ret = prim.advise(page_addr(r, page), n * PAGE_BYTES,
-                          MADV_POPULATE_WRITE);
-
-    if (ret == 0) {
-        memset(page_addr(r, page), 0, n * PAGE_BYTES);
-    }
-    return ret;
-}
-
-static int discard_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
-{
-    bool mapped = page_is_mapped(r, page);
-    PageState to = PAGE_HOLE;
+    bool room = vmas_free(&e->vmas) > VMAS_MIN;
     int ret;
 
-    if (mapped) {
-        bool room = vmas_free(&e->vmas) > VMAS_MIN;
-
-        ret = room ? attr_map_anonymous(r, page, n) : -ENOMEM;
-        vmas_made(&e->vmas, 2);
-        if (ret < 0) {
-            ret = zero_in_place(r, page, n);
-            to = PAGE_BROKEN;
-        }
-    } else {
-        ret = prim.advise(page_addr(r, page), n * PAGE_BYTES, MADV_DONTNEED);
+    vmas_made(&e->vmas, 2);
+    if (room && attr_map_anonymous(r, run->addr, run->len) == 0) {
+        dirty_track(&e->dirty, r, run->page, run->n);
+        return PAGE_HOLE;
     }
+    /* where a mapping cannot be had */
+    ret = prim.advise(run->addr, run->len, MADV_POPULATE_WRITE);
     if (ret < 0) {
         return ret;
     }
-    for (size_t i = page; i < page + n; i++) {
-        content_leave(&e->content, r, i, to);
-    }
-    if (mapped && to == PAGE_HOLE) {
-        dirty_track(&e->dirty, r, page, n);
-    }
-    return 0;
+    memset(run->addr, 0, run->len);
+    return PAGE_BROKEN;
 }
 
-int discard_range(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+/* Returns the state of the run's pages from now on, or -errno. */
+static int run_empty(KsmEngine *e, KsmRegion *r, const PageRun *run,
+                     bool lazy)
 {
-    size_t end = page + n, k;
-    int ret = 0;
+    int ret;
 
-    for (size_t i = page; i < end && ret == 0; i += k) {
-        size_t chunk = i / CHUNK_PAGES;
-
-        k = uniform_run(r, i, end);
-        ret = discard_run(e, r, i, k);
-        region_count_runs(r, chunk);
-        r->chunk[chunk].flags |= CHUNK_VISIT;
+    if (run->mapped) {
+        return run_replace(e, r, run);
     }
-    if (end / CHUNK_PAGES < r->n_chunks) {
-        region_count_runs(r, end / CHUNK_PAGES);
+    if (!lazy) {
+        ret = prim.advise(run->addr, run->len, MADV_DONTNEED);
+        return ret < 0 ? ret : PAGE_HOLE;
     }
-    return ret;
-}
-
-/*
- * Is a write to freed pages to be noticed at once?  Cheap for a huge page:
- * one fault.  For small pages it would cost as many faults as freeing lazily
- * saves.
- */
-static bool worth_protecting(const KsmRegion *r, size_t page, size_t n)
-{
-    return r->dirty == KSM_DIRTY_PAGEMAP && n == CHUNK_PAGES &&
-           page % CHUNK_PAGES == 0 &&
-           (r->chunk[page / CHUNK_PAGES].flags & CHUNK_HUGE);
-}
-
-/* Anonymous pages of one chunk: lazily. */
-static int hint_run(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
-{
-    KsmChunk *c = page_chunk(r, page);
-    bool protect = worth_protecting(r, page, n);
-    bool blind = !protect && r->dirty != KSM_DIRTY_LOG;
-    int ret = freer_release_lazily(e->freer, page_addr(r, page),
-                                   n * PAGE_BYTES);
-
+    ret = freer_release_lazily(e->freer, run->addr, run->len);
     if (ret < 0) {
         return ret;
     }
-    for (size_t i = page; i < page + n; i++) {
-        PageState s = page_state(r, i);
-
-        if (s == PAGE_GIVEN) {
-            continue;
-        }
-        content_leave(&e->content, r, i, PAGE_FREED);
-        chunk_set_lazy(r, c, c->lazy + (s != PAGE_HOLE));
-        r->state[i] |= blind ? PAGE_BLIND : 0;
-        /* a log may still tell of a write from before the hint */
-        r->history[i] = r->dirty == KSM_DIRTY_LOG;
-    }
-    c->flags |= blind ? CHUNK_BLIND : 0;
-    if (protect) {
-        dirty_protect(&e->dirty, r, page, n);
-    }
-    return 0;
+    return dirty_protect(&e->dirty, r, run) || r->dirty == KSM_DIRTY_LOG
+           ? PAGE_FREED : PAGE_FREED | PAGE_BLIND;
 }
 
-int discard_hint(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+int discard_range(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
+                  DiscardKind kind)
 {
-    bool lazy = freer_is_lazy(e->freer);
-    size_t end = page + n, k;
-    int ret = 0;
+    bool lazy = kind == DISCARD_HINT && freer_is_lazy(e->freer);
+    size_t end = page + n;
 
-    for (size_t i = page; i < end && ret == 0; i += k) {
-        k = uniform_run(r, i, end);
-        if (!lazy || page_is_mapped(r, i)) {
-            ret = discard_range(e, r, i, k);
-        } else {
-            ret = hint_run(e, r, i, k);
+    while (page < end) {
+        PageRun run = region_run(r, page, end);
+        int state = run_empty(e, r, &run, lazy);
+
+        if (run.mapped || !lazy) {
+            r->chunk[page / CHUNK_PAGES].flags |= CHUNK_VISIT;
         }
+        if (state < 0) {
+            return state;
+        }
+        content_leave_run(&e->content, r, &run, state);
+        page += run.n;
     }
-    if (ret == 0) {
+    if (kind == DISCARD_HINT) {
         r->free_hinted += n;
         e->total.free_hinted += n;
     }
-    return ret;
+    return 0;
 }
 
-/*
- * The kernel was asked to take what is lazily free in a part of a chunk: what
- * is there all the same is in use, as far as it was not known.
- */
+/* The kernel has taken what was still free: a page that is there is in use. */
 static int settle_pages(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 {
     uint8_t kinds[CHUNK_PAGES];

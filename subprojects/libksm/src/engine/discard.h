@@ -25,8 +25,13 @@
 
 #include "engine/state.h"
 
-int discard_range(KsmEngine *e, KsmRegion *r, size_t page, size_t n);
-int discard_hint(KsmEngine *e, KsmRegion *r, size_t page, size_t n);
+typedef enum DiscardKind {
+    DISCARD_ZEROES,
+    DISCARD_HINT,
+} DiscardKind;
+
+int discard_range(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
+                  DiscardKind kind);
 
 /* Settles the oldest hint that is due; false: there is none. */
 bool discard_settle(KsmEngine *e);

@@ -10,11 +10,13 @@
 #include <string.h>
 
 #include "base/prim.h"
+#include "engine/answers.h"
 #include "engine/discard.h"
 #include "engine/fork.h"
 #include "engine/scan.h"
 #include "engine/state.h"
 #include "memory/admit.h"
+#include "share/store-local.h"
 
 GQuark ksm_error_quark(void)
 {
@@ -129,6 +131,7 @@ static void engine_connect(KsmEngine *e)
     };
     e->plan = (KsmPlan) {
         .content = &e->content,
+        .asks = &e->asks,
         .hasher = &e->hasher,
         .vmas = &e->vmas,
         .costs = &e->costs,
@@ -197,15 +200,13 @@ static bool engine_open(KsmEngine *e, GError **error)
         return resources_error(error, ret, "open /proc/self/pagemap");
     }
     vmas_init(&e->vmas, e->cfg.vma_reserve_percent, e->cfg.vma_reserve);
-    ret = content_init(&e->content, &e->dir, e->cfg.max_page_sharing);
-    if (ret < 0) {
-        return resources_error(error, ret, "make the pool");
-    }
     /*
      * Without blocking write-protection a mapping of the pool stays after
      * unmerging, and could show other content if slots were used again.
      */
-    e->content.pool.keep_all |= e->uffd_wp < 0;
+    if (e->uffd_wp < 0) {
+        store_keep_all(e->content.store);
+    }
     engine_connect(e);
     dirty_init(&e->dirty);
     ret = stage_init(&e->stage);
@@ -233,6 +234,7 @@ static void fd_close(int fd)
 static void engine_close(KsmEngine *e)
 {
     stage_close(&e->stage);
+    asks_free(&e->asks);
     content_free(&e->content);
     fd_close(e->uffd);
     fd_close(e->uffd_wp);
@@ -256,7 +258,6 @@ static KsmEngine *engine_alloc(const KsmConfig *config)
     config_clamp(&e->cfg);
     e->run = true;
     e->uffd = e->uffd_wp = e->kinds.pagemap = e->vmas.maps = -1;
-    pool_closed(&e->content.pool);
     lock_init(&e->lock);
     e->regions = g_ptr_array_new();
     directory_init(&e->dir);
@@ -266,18 +267,36 @@ static KsmEngine *engine_alloc(const KsmConfig *config)
     return e;
 }
 
-KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
+KsmEngine *engine_new_over(const KsmConfig *config, KsmStore *store,
+                           GError **error)
 {
     KsmEngine *e = engine_alloc(config);
 
+    content_init(&e->content, &e->dir, store);
+    asks_init(&e->asks, store);
     if (!engine_open(e, error)) {
         engine_close(e);
         return NULL;
     }
     memcg_init(&e->memcg, "/");
-    hasher_init(&e->hasher, prim.random());
+    hasher_init(&e->hasher, store->ops->seed(store));
     engines_add(e);
     return e;
+}
+
+KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
+{
+    KsmConfig cfg = *config;
+    KsmStore *store;
+    int ret = 0;
+
+    config_clamp(&cfg);
+    store = store_local_new(cfg.max_page_sharing, &ret);
+    if (!store) {
+        resources_error(error, ret, "make the pool");
+        return NULL;
+    }
+    return engine_new_over(config, store, error);
 }
 
 void ksm_engine_free(KsmEngine *engine)
@@ -497,7 +516,7 @@ static void region_drop(KsmEngine *e, KsmRegion *r)
     directory_leave(&e->dir, r);
     ksm_freer_forget(e->freer, r->addr, r->len);
     e->n_leaving--;
-    pool_flush(&e->content.pool);
+    store_flush(e->content.store);
 }
 
 int ksm_region_remove(KsmRegion *region, KsmRemove how)
@@ -522,6 +541,8 @@ int ksm_region_remove(KsmRegion *region, KsmRemove how)
 }
 
 /* When to be called again, after a step that did what it could. */
+#define ANSWER_NS   UINT64_C(10000000)      /* between looks for answers */
+
 static int64_t step_pause(KsmEngine *e, bool more)
 {
     uint64_t now = prim.now_ns();
@@ -535,6 +556,7 @@ static int64_t step_pause(KsmEngine *e, bool more)
         spread = budget_spread(e->cfg.target_scan_s * UINT64_C(1000000000),
                                now - e->scan.started, 1, 1);
         wait = MAX(wait, spread);
+        wait = answers_awaited(e) ? MIN(wait, ANSWER_NS) : wait;
         return MAX(rest, settle < 0 ? wait : MIN(wait, (uint64_t)settle));
     }
     if (e->cfg.target_scan_s) {
@@ -576,8 +598,9 @@ static bool ages_forget(KsmEngine *e)
 static bool engine_upkeep(KsmEngine *e, bool *crowded)
 {
     IndexWork work = index_step(&e->content.index);
-    bool more = pool_release(&e->content.pool);
+    bool more = store_tidy(e->content.store);
 
+    more |= answers_take(e);
     *crowded = work == INDEX_CROWDED || ages_forget(e);
     return more || *crowded || work != INDEX_DONE;
 }
@@ -596,7 +619,7 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
     lock_take(&e->lock);
     budget_begin(&e->budget, e->cfg.max_cpu, max_ns);
     if (!max_ns && engine_has_work(e) && e->scan.phase == PHASE_START &&
-        prim.now_ns() < e->scan.due) {
+        prim.now_ns() < e->scan.due && !answers_take(e)) {
         /* between passes only what was freed is looked after */
         do {
             more = e->run && discard_settle(e);
@@ -621,19 +644,6 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
     return pause;
 }
 
-/* A byte range of a region as pages; false: not inside, not aligned, dead. */
-static bool range_pages(KsmRegion *r, size_t offset, size_t len,
-                        size_t *page, size_t *n)
-{
-    if (region_engine(r)->dead || (offset | len) % PAGE_BYTES ||
-        offset > r->len || len > r->len - offset) {
-        return false;
-    }
-    *page = region_first(r) + offset / PAGE_BYTES;
-    *n = len / PAGE_BYTES;
-    return true;
-}
-
 int ksm_discard(KsmRegion *region, size_t offset, size_t len)
 {
     KsmEngine *e = region_engine(region);
@@ -641,8 +651,8 @@ int ksm_discard(KsmRegion *region, size_t offset, size_t len)
     int ret = -EINVAL;
 
     lock_take(&e->lock);
-    if (range_pages(region, offset, len, &page, &n)) {
-        ret = discard_range(e, region, page, n);
+    if (!e->dead && region_pages(region, offset, len, &page, &n)) {
+        ret = discard_range(e, region, page, n, DISCARD_ZEROES);
     }
     lock_release(&e->lock);
     return ret;
@@ -655,8 +665,8 @@ int ksm_free_hint(KsmRegion *region, size_t offset, size_t len)
     int ret = -EINVAL;
 
     lock_take(&e->lock);
-    if (range_pages(region, offset, len, &page, &n)) {
-        ret = discard_hint(e, region, page, n);
+    if (!e->dead && region_pages(region, offset, len, &page, &n)) {
+        ret = discard_range(e, region, page, n, DISCARD_HINT);
     }
     lock_release(&e->lock);
     return ret;
@@ -669,7 +679,7 @@ int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
     int ret = -EINVAL;
 
     lock_take(&e->lock);
-    if (range_pages(region, offset, len, &page, &n)) {
+    if (!e->dead && region_pages(region, offset, len, &page, &n)) {
         ret = restore_unmerge(&e->restore, &e->lock, region, page, n);
         /* whatever has to stay, the rest is wanted all the same */
         if (len == region->len) {
@@ -677,7 +687,7 @@ int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
 
             ret = paused < 0 ? paused : ret;
         }
-        pool_flush(&e->content.pool);
+        store_flush(e->content.store);
     }
     lock_release(&e->lock);
     return ret;

@@ -41,7 +41,7 @@ static void fork_prepare(void)
 
         lock_take(&e->lock);
         if (!e->dead && !engine_stays_home(e)) {
-            pool_fork(&e->content.pool);
+            store_fork(e->content.store, FORK_BEFORE);
         }
     }
 }
@@ -51,7 +51,7 @@ static void fork_done(void)
     for (guint i = 0; engines && i < engines->len; i++) {
         KsmEngine *e = g_ptr_array_index(engines, i);
 
-        pool_forked(&e->content.pool);
+        store_fork(e->content.store, FORK_PARENT);
         lock_release(&e->lock);
     }
     pthread_mutex_unlock(&engines_lock);
@@ -69,7 +69,7 @@ static void fork_child(void)
 
         /* whoever waited for the lock does not exist here */
         e->dead = true;
-        pool_forked_child(&e->content.pool);
+        store_fork(e->content.store, FORK_CHILD);
         lock_init(&e->lock);
     }
     pthread_mutex_unlock(&engines_lock);

@@ -8,6 +8,7 @@
 #include "base/prim.h"
 #include "base/tsan.h"
 #include "engine/ages.h"
+#include "engine/answers.h"
 #include "engine/broken.h"
 #include "engine/discard.h"
 #include "engine/scan.h"
@@ -295,6 +296,24 @@ static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
     age_miss(r, page);
 }
 
+/*
+ * The same for one about which a remote store is asked, if nothing here is
+ * equal to it.  While it takes no more questions, the page stays new.
+ */
+static void page_tag_or_ask(KsmEngine *e, KsmRegion *r, size_t page,
+                            uint32_t tag, uint64_t hash64)
+{
+    if (index_lookup(&e->content.index, tag) == PLACE_NONE &&
+        !asks_have_room(&e->asks)) {
+        e->scan.again = true;
+        return;
+    }
+    page_tag(e, r, page, tag);
+    if (page_state(r, page) == PAGE_UNIQUE) {
+        asks_add(&e->asks, r, page, hash64);
+    }
+}
+
 static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
                           uint64_t hash64)
 {
@@ -320,7 +339,11 @@ static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
         }
         return;
     }
-    page_tag(e, r, page, hash);
+    if (store_is_remote(e->content.store)) {
+        page_tag_or_ask(e, r, page, hash, hash64);
+    } else {
+        page_tag(e, r, page, hash);
+    }
 }
 
 /*
@@ -563,14 +586,15 @@ static void pass_end(KsmEngine *e)
     e->total.full_scans++;
     s->phase = PHASE_START;
     s->settle -= s->settle > 0;
+    answers_pass(e);
+    s->again |= answers_awaited(e);
     s->idle_ns = pass_rest(e);
     s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                  prim.now_ns() + s->idle_ns);
-    pool_flush(&e->content.pool);
-    pool_unkeep(&e->content.pool);
-    if (e->content.pool.leaked) {
+    store_pass(e->content.store);
+    if (store_stats(e->content.store).leaked) {
         /* if it fails, less is merged */
-        content_reserve_pool(&e->content, directory_pages(&e->dir));
+        content_reserve_store(&e->content, directory_pages(&e->dir));
     }
 }
 
@@ -673,8 +697,6 @@ static bool cursor_advance(KsmEngine *e)
 
 bool scan_has_books(const KsmEngine *e)
 {
-    const KsmPool *pool = &e->content.pool;
-
     for (guint i = 0; i < e->regions->len; i++) {
         const KsmRegion *r = g_ptr_array_index(e->regions, i);
 
@@ -682,7 +704,7 @@ bool scan_has_books(const KsmEngine *e)
             return true;
         }
     }
-    return pool->n_punch || (pool->leaked && !pool->keep_all);
+    return store_stats(e->content.store).pending;
 }
 
 bool scan_step(KsmEngine *e)

@@ -16,6 +16,7 @@
 #include "memory/directory.h"
 #include "merge/merge.h"
 #include "merge/restore.h"
+#include "share/asks.h"
 #include "share/content.h"
 #include "watch/dirty.h"
 #include "watch/free.h"
@@ -66,6 +67,7 @@ struct KsmEngine {
     KsmHasher hasher;
     KsmDirectory dir;
     KsmContent content;
+    KsmAsks asks;
     KsmFreer *freer;        /* how and when to give memory back */
     KsmMemcg memcg;
     KsmDirty dirty;
@@ -79,6 +81,10 @@ struct KsmEngine {
     KsmBudget budget;
     KsmStats total;         /* counts only: those of this floor */
 };
+
+/* As ksm_engine_new(), over @store, which is the engine's from now on. */
+KsmEngine *engine_new_over(const KsmConfig *config, KsmStore *store,
+                           GError **error);
 
 /* What the owner knows as KsmRegion. */
 typedef struct EngineRegion {

@@ -115,12 +115,6 @@ static void stats_finish(KsmStats *s, KsmState state)
     s->profit = (int64_t)(saved * PAGE_BYTES) - s->metadata - s->page_tables;
 }
 
-/* What is kept of the pool though nobody uses it costs memory, too. */
-static int64_t leaked_bytes(const KsmEngine *e)
-{
-    return e->content.pool.leaked * PAGE_BYTES;
-}
-
 static void merge_sum(const KsmEngine *e, KsmStats *s)
 {
     const KsmMerge *m = &e->merge;
@@ -141,6 +135,8 @@ static void merge_sum(const KsmEngine *e, KsmStats *s)
 void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
 {
     KsmEngine *e = engine;
+    StoreStats store;
+    uint64_t slots, users;
 
     lock_take(&e->lock);
     *stats = e->total;
@@ -152,15 +148,20 @@ void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
         stats->dirty = i == 0 || stats->dirty == r->dirty ? r->dirty
                                                           : KSM_DIRTY_AUTO;
     }
-    stats->pages_shared = e->content.pool.shared;
-    stats->pages_sharing = e->content.pool.sharing - e->content.pool.shared;
+    store = store_stats(e->content.store);
+    asks_count(&e->asks, &slots, &users);
+    store.shared -= slots;
+    store.sharing -= users;
+    stats->pages_shared = store.shared;
+    stats->pages_sharing = store.sharing - store.shared;
     stats->metadata += content_bytes(&e->content) +
                        sizeof(*e) + PIECE_PAGES / 8 +
                        N_RANGES * sizeof(PmRange) +
                        e->dir.len * sizeof(*e->dir.entry);
     merge_sum(e, stats);
     stats_finish(stats, engine_state(e));
-    stats->profit -= leaked_bytes(e);
+    /* slots that are kept though nobody uses them cost memory, too */
+    stats->profit -= (int64_t)(store.leaked * PAGE_BYTES);
     lock_release(&e->lock);
 }
 

@@ -44,11 +44,8 @@ bool range_has_gap(void *addr, size_t len)
     return prim.advise(addr, len, MADV_NORMAL) == -ENOMEM;
 }
 
-int attr_map_anonymous(KsmRegion *r, size_t page, size_t n)
+int attr_map_anonymous(KsmRegion *r, void *addr, size_t len)
 {
-    void *addr = page_addr(r, page);
-    size_t len = n * PAGE_BYTES;
-
     for (unsigned tries = 0; ; tries++) {
         if (anonymous_map(addr, len, MAP_FIXED | r->map_flags)) {
             break;

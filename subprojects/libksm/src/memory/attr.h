@@ -25,7 +25,7 @@ void attr_give_policy(const KsmRegion *r, void *addr, size_t len);
  * Maps anonymous memory over the range; its content is gone.  Never leaves a
  * hole in the address space.  0, or -errno with the range as it was.
  */
-int attr_map_anonymous(KsmRegion *r, size_t page, size_t n);
+int attr_map_anonymous(KsmRegion *r, void *addr, size_t len);
 
 /* Private anonymous memory; @flags besides.  As prim.map(). */
 void *anonymous_map(void *addr, size_t len, int flags);

@@ -21,7 +21,7 @@ static bool state_maps(PageState s)
 
 void page_set(KsmRegion *r, size_t page, PageState state)
 {
-    KsmChunk *c = page_chunk(r, page);
+    KsmChunk *c = &r->chunk[page / CHUNK_PAGES];
     uint8_t old = r->state[page];
     PageState was = old & PAGE_STATE_MASK;
     int gain = state_gains(state) - state_gains(was);
@@ -92,15 +92,15 @@ void page_again(KsmRegion *r, size_t page, bool again)
  */
 bool region_joined(const KsmRegion *r, size_t page)
 {
-    if (page == 0 || !page_is_mapped(r, page) ||
-        !page_is_mapped(r, page - 1)) {
-        return false;
-    }
-    if (page_state(r, page) == PAGE_MERGED &&
-        page_state(r, page - 1) == PAGE_MERGED) {
+    PageState s = r->state[page] & PAGE_STATE_MASK;
+    PageState before = page ? r->state[page - 1] & PAGE_STATE_MASK
+                            : PAGE_OUTSIDE;
+
+    if (s == PAGE_MERGED && before == PAGE_MERGED) {
         return r->tag[page - 1] + 1 == r->tag[page];
     }
-    return r->state[page] & PAGE_JOINED;
+    return state_maps(s) && state_maps(before) &&
+           (r->state[page] & PAGE_JOINED);
 }
 
 static void joined_set(KsmRegion *r, size_t page, bool joined)
@@ -111,7 +111,7 @@ static void joined_set(KsmRegion *r, size_t page, bool joined)
 
 void page_break(KsmRegion *r, size_t page)
 {
-    bool next = page + 1 < r->n_pages && page_is_mapped(r, page + 1);
+    bool next = page + 1 < r->n_pages;
     bool before = region_joined(r, page);
     bool behind = next && region_joined(r, page + 1);
 
@@ -133,10 +133,79 @@ void region_count_runs(KsmRegion *r, size_t chunk)
         return;
     }
     for (size_t i = first; i < first + CHUNK_PAGES; i++) {
-        runs += page_is_mapped(r, i) && !region_joined(r, i);
+        runs += state_maps(r->state[i] & PAGE_STATE_MASK) &&
+                !region_joined(r, i);
     }
     r->runs += runs - (uint64_t)c->runs;
     c->runs = runs;
+}
+
+static void page_free(KsmRegion *r, KsmChunk *c, size_t page, uint8_t blind)
+{
+    PageState was = r->state[page] & PAGE_STATE_MASK;
+
+    if (was == PAGE_GIVEN) {
+        return;
+    }
+    page_set(r, page, PAGE_FREED);
+    chunk_set_lazy(r, c, c->lazy + (was != PAGE_HOLE));
+    r->state[page] |= blind;
+    /* a log may still tell of a write from before the hint */
+    r->history[page] = r->dirty == KSM_DIRTY_LOG;
+}
+
+void region_set_run(KsmRegion *r, const PageRun *run, uint8_t to)
+{
+    size_t chunk = run->page / CHUNK_PAGES, end = run->page + run->n;
+
+    r->chunk[chunk].flags |= to & PAGE_BLIND ? CHUNK_BLIND : 0;
+    for (size_t i = run->page; i < end; i++) {
+        if ((to & PAGE_STATE_MASK) == PAGE_FREED) {
+            page_free(r, &r->chunk[chunk], i, to & PAGE_BLIND);
+        } else if (to == PAGE_BROKEN) {
+            page_break(r, i);
+        } else {
+            page_set(r, i, to);
+        }
+    }
+    if (run->mapped) {
+        region_count_runs(r, chunk);
+        /* a mapping that went on there begins there now */
+        if (end % CHUNK_PAGES == 0 && end < r->n_pages) {
+            region_count_runs(r, chunk + 1);
+        }
+    }
+}
+
+PageRun region_run(const KsmRegion *r, size_t page, size_t end)
+{
+    size_t stop = MIN(end, (page / CHUNK_PAGES + 1) * CHUNK_PAGES);
+    bool mapped = state_maps(r->state[page] & PAGE_STATE_MASK);
+    size_t n = 1;
+
+    while (page + n < stop &&
+           state_maps(r->state[page + n] & PAGE_STATE_MASK) == mapped) {
+        n++;
+    }
+    return (PageRun) {
+        .page = page,
+        .n = n,
+        .addr = r->base + page * PAGE_BYTES,
+        .len = n * PAGE_BYTES,
+        .mapped = mapped,
+    };
+}
+
+bool region_pages(const KsmRegion *r, size_t offset, size_t len, size_t *page,
+                  size_t *n)
+{
+    if ((offset | len) % PAGE_BYTES || offset > r->len ||
+        len > r->len - offset) {
+        return false;
+    }
+    *page = (r->addr - r->base + offset) / PAGE_BYTES;
+    *n = len / PAGE_BYTES;
+    return true;
 }
 
 bool region_busy(KsmRegion *r, void *addr, size_t len)

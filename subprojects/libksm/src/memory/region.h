@@ -8,9 +8,6 @@
  * a state, what the state is about (a hash or a slot of the pool), and the
  * history smart scan needs.  Everything that counts pages is changed in one
  * place, page_set(), so that the counters cannot drift from the states.
- *
- * A page of one region is known to the index by its id: that of its chunk,
- * times 512, plus its number there.
  */
 #ifndef KSM_REGION_H
 #define KSM_REGION_H
@@ -134,6 +131,14 @@ struct KsmRegion {
     uint64_t merged, cow_broken, free_hinted, pinned, busy, verify_failed;
 };
 
+/* Pages of one chunk: all in mappings of the pool, or none. */
+typedef struct PageRun {
+    size_t page, n;
+    char *addr;             /* the same in bytes */
+    size_t len;
+    bool mapped;
+} PageRun;
+
 static inline PageState page_state(const KsmRegion *r, size_t page)
 {
     return r->state[page] & PAGE_STATE_MASK;
@@ -193,6 +198,19 @@ void chunk_set_lazy(KsmRegion *r, KsmChunk *c, unsigned lazy);
 
 /* Marks a BROKEN page as one that would be merged, were it restored. */
 void page_again(KsmRegion *r, size_t page, bool again);
+
+/*
+ * As page_set(), or page_break(); @to may have PAGE_BLIND.  GIVEN pages do not
+ * become FREED.
+ */
+void region_set_run(KsmRegion *r, const PageRun *run, uint8_t to);
+
+/* The run from @page on, not beyond @end. */
+PageRun region_run(const KsmRegion *r, size_t page, size_t end);
+
+/* A byte range of @addr as pages; false: not inside, or not aligned. */
+bool region_pages(const KsmRegion *r, size_t offset, size_t len, size_t *page,
+                  size_t *n);
 
 /* Is the page in a mapping of the pool with the one before it? */
 bool region_joined(const KsmRegion *r, size_t page);

@@ -58,7 +58,7 @@ static bool map_run(KsmMerge *m, Isolation *s, unsigned i, unsigned n)
     for (unsigned tries = 0; ; tries++) {
         if (prim.map(addr, len, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_FIXED | s->r->map_flags,
-                     m->content->pool.map_fd, offset)) {
+                     m->content->store->map_fd, offset)) {
             attr_give(s->r, addr, len, ATTR_SHARED);
             vmas_made(m->vmas, 2);
             return true;
@@ -127,22 +127,20 @@ static unsigned map_runs(KsmMerge *m, Isolation *s)
  */
 static bool slot_is_sound(KsmMerge *m, KsmRegion *r, uint32_t slot)
 {
-    KsmPool *pool = &m->content->pool;
-    int ret = pool_readable(pool, slot, 1);
-    uint64_t h = ret < 0 ? 0 : hash_page(m->hasher, pool_page(pool, slot));
+    KsmStore *st = m->content->store;
+    int ret = store_readable(st, slot, 1);
+    uint64_t h = ret < 0 ? 0 : hash_page(m->hasher, store_page(st, slot));
+    uint32_t tag = store_tag(st, slot), first;
 
-    if (ret == 0 && (content_tag(r, h) == pool->hash[slot] ||
-                     content_tag_again(r, h) == pool->hash[slot])) {
+    if (ret == 0 && (content_tag(r, h) == tag ||
+                     content_tag_again(r, h) == tag)) {
         return true;
     }
     if (ret < 0 && ret != -EFAULT) {
         return false;   /* not known */
     }
-    /* a pattern is found by its first slot */
-    if (pool_pattern(pool, slot)) {
-        slot = pool_pattern(pool, slot)->first;
-    }
-    content_withdraw(m->content, slot);
+    first = store_repeated(st, slot);
+    content_withdraw(m->content, first == SLOT_NONE ? slot : first);
     return false;
 }
 
@@ -179,13 +177,14 @@ static unsigned fill_run(const KsmMerge *m, const Isolation *s, unsigned i)
  */
 static void allocate_slots(KsmMerge *m, Isolation *s)
 {
+    KsmStore *st = m->content->store;
     unsigned n;
 
     for (unsigned i = 0; i < s->n; i += MAX(n, 1)) {
         unsigned at = span_at(s) + i;
 
         n = fill_run(m, s, i);
-        if (n && pool_allocate(&m->content->pool, m->plan->slot[at], n) < 0) {
+        if (n && store_allocate(st, m->plan->slot[at], n) < 0) {
             refuse(m, at, n, KSM_REASON_NO_MEMORY);
         }
     }
@@ -208,14 +207,15 @@ static bool span_has_work(const KsmMerge *m, const Isolation *s)
  */
 static void fill_slots(KsmMerge *m, Isolation *s)
 {
+    KsmStore *st = m->content->store;
     unsigned n;
 
     for (unsigned i = 0; i < s->n; i += MAX(n, 1)) {
         unsigned at = span_at(s) + i;
 
         n = fill_run(m, s, i);
-        if (n && pool_fill(&m->content->pool, m->plan->slot[at],
-                           stage_page(s, i), n) < 0) {
+        if (n && store_fill(st, m->plan->slot[at], stage_page(s, i),
+                               n) < 0) {
             refuse(m, at, n, KSM_REASON_NO_MEMORY);
         }
     }
@@ -224,14 +224,14 @@ static void fill_slots(KsmMerge *m, Isolation *s)
 /* Pages from @i on that map consecutive slots, which can be read. */
 static unsigned readable_run(KsmMerge *m, const Isolation *s, unsigned i)
 {
-    const KsmPool *pool = &m->content->pool;
+    KsmStore *st = m->content->store;
     uint32_t slot = m->plan->slot[span_at(s) + i];
     unsigned n = joined_run(m, s, i);
 
-    if (pool_readable(pool, slot, n) == 0) {
+    if (store_readable(st, slot, n) == 0) {
         return n;
     }
-    return pool_readable(pool, slot, 1) == 0;
+    return store_readable(st, slot, 1) == 0;
 }
 
 /*
@@ -263,7 +263,7 @@ static unsigned verify(KsmMerge *m, Isolation *s)
         } else {
             readable = readable ? readable : readable_run(m, s, i);
             equal = readable &&
-                    !memcmp(page, pool_page(&m->content->pool, slot),
+                    !memcmp(page, store_page(m->content->store, slot),
                             PAGE_BYTES);
         }
         if (equal) {
@@ -272,7 +272,7 @@ static unsigned verify(KsmMerge *m, Isolation *s)
         }
         act = p->act[at] == ACT_MAP ? act_differs(m, s, i, slot) : ACT_CHANGED;
         if (p->act[at] == ACT_MAP) {
-            pool_user_drop(&m->content->pool, slot);
+            store_drop(m->content->store, slot);
         }
         p->act[at] = act;
     }

@@ -16,6 +16,7 @@
 #include "merge/quiet.h"
 
 #define FILL_SPAN_MIN   128u    /* pages */
+#define OFFER_WAIT      4u      /* passes until it is offered again */
 #define LEAKED_MIN      (64 * CHUNK_PAGES)  /* what may always be kept */
 #define FILL_GAIN_NS    128u    /* a page, for what is still in the cache */
 
@@ -63,8 +64,9 @@ static bool partner_worth(KsmPlan *p, uint32_t place)
 static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
                           uint32_t *slot)
 {
-    KsmPool *pool = &p->content->pool;
+    KsmStore *store = p->content->store;
     uint32_t place = index_lookup(&p->content->index, r->tag[page]);
+    unsigned one = 1;
 
     if (place == PLACE_NONE) {
         /* what it was equal to is gone: now it is the candidate */
@@ -75,21 +77,22 @@ static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
         return ACT_KEEP;
     }
     if (place & PLACE_SLOT) {
-        KsmPattern *t = pool_pattern(pool, place & ~PLACE_SLOT);
-        unsigned one = 1;
-
-        if (t) {
-            *slot = pool_pattern_run(pool, t, &one);
-            return *slot == SLOT_NONE ? ACT_KEEP : ACT_MAP;
+        *slot = store_run(store, place & ~PLACE_SLOT, &one);
+        if (*slot != SLOT_NONE) {
+            return ACT_MAP;
         }
-        *slot = place & ~PLACE_SLOT;
-        return pool_full(pool, *slot) ? ACT_NEW : ACT_MAP;
+        return store_repeated(store, place & ~PLACE_SLOT) == SLOT_NONE
+               ? ACT_NEW : ACT_KEEP;
     }
     if (place == page_id(r, page)) {
         return ACT_KEEP;
     }
     /* it may have become the candidate when it was thought to be alone */
     content_met(p->content, place);
+    if (asks_is_offered(p->asks, r->tag[page])) {
+        p->offered++;
+        return ACT_KEEP;
+    }
     return partner_worth(p, place) ? ACT_NEW : ACT_KEEP;
 }
 
@@ -131,49 +134,67 @@ static void publish(KsmPlan *p, uint32_t slot)
 static bool is_tight(const KsmPlan *p)
 {
     size_t pages = directory_pages(p->content->dir);
+    KsmStore *s = p->content->store;
 
     return memcg_is_tight(p->memcg) ||
-           p->content->pool.leaked > MAX(pages / 8, LEAKED_MIN);
+           store_stats(s).leaked > MAX(pages / 8, LEAKED_MIN);
 }
 
-static KsmPattern *pattern_new(KsmPlan *p, KsmRegion *r, size_t page)
+static StoreOffer offer_of(KsmRegion *r, size_t page, unsigned n)
 {
-    KsmPattern *t = pool_pattern_new(&p->content->pool, page_addr(r, page),
-                                     r->tag[page]);
+    return (StoreOffer) {
+        .pages = page_addr(r, page),
+        .tag = r->tag + page,
+        .id = page_id(r, page),
+        .n = n,
+    };
+}
 
-    if (t) {
-        publish(p, t->first);
+static uint32_t repeat_new(KsmPlan *p, KsmRegion *r, size_t page)
+{
+    StoreOffer o = offer_of(r, page, 1);
+
+    switch (asks_repeat(p->asks, &o)) {
+    case OFFER_TAKEN:
+        publish(p, o.slot);
+        return o.slot;
+    case OFFER_LATER:
+        p->offered++;
+        break;
+    case OFFER_REFUSED:
+        break;
     }
-    return t;
+    return SLOT_NONE;
 }
 
-/* The pattern a run of equal pages is to map; made if need be. */
-static KsmPattern *pattern_for(KsmPlan *p, KsmRegion *r, size_t page)
+/* Repeated slots for a run of equal pages to map; made if need be. */
+static uint32_t repeat_for(KsmPlan *p, KsmRegion *r, size_t page)
 {
-    KsmContent *c = p->content;
-    uint32_t place = index_lookup(&c->index, r->tag[page]);
-    KsmPattern *t = NULL;
+    uint32_t place = index_lookup(&p->content->index, r->tag[page]);
+    uint32_t first = SLOT_NONE;
 
     if (place != PLACE_NONE && (place & PLACE_SLOT)) {
-        t = pool_pattern(&c->pool, place & ~PLACE_SLOT);
+        first = store_repeated(p->content->store, place & ~PLACE_SLOT);
     }
-    if (!t && !is_tight(p)) {
-        t = pattern_new(p, r, page);
+    if (first == SLOT_NONE && asks_is_offered(p->asks, r->tag[page])) {
+        p->offered++;
+    } else if (first == SLOT_NONE && !is_tight(p)) {
+        first = repeat_new(p, r, page);
     }
-    return t;
+    return first;
 }
 
 /* Plans a run of @n equal pages; slots are taken. */
 static void plan_pattern(KsmPlan *p, KsmRegion *r, unsigned i, unsigned n)
 {
-    KsmPool *pool = &p->content->pool;
+    KsmStore *s = p->content->store;
     size_t page = p->chunk * CHUNK_PAGES + i;
-    KsmPattern *t = pattern_for(p, r, page);
+    uint32_t first = repeat_for(p, r, page);
     bool renewed = false;
 
-    while (t && n) {
+    while (first != SLOT_NONE && n) {
         unsigned got = n;
-        uint32_t slot = pool_pattern_run(pool, t, &got);
+        uint32_t slot = store_run(s, first, &got);
 
         if (slot == SLOT_NONE) {
             /* every slot has all the users it may have: another replica */
@@ -181,17 +202,17 @@ static void plan_pattern(KsmPlan *p, KsmRegion *r, unsigned i, unsigned n)
                 break;
             }
             renewed = true;
-            t = pattern_new(p, r, page);
+            first = repeat_new(p, r, page);
             continue;
         }
         for (unsigned k = 0; k < got; k++, i++, n--) {
             p->act[i] = ACT_MAP;
             p->slot[i] = slot + k;
-            pool_user_add(pool, slot + k);
+            store_hold(s, slot + k);
         }
     }
-    if (t) {
-        pool_settle(pool, t->first);
+    if (first != SLOT_NONE) {
+        store_settle(s, first);
     }
 }
 
@@ -221,7 +242,7 @@ static void plan_acts(KsmPlan *p, KsmRegion *r, size_t chunk)
             p->slot[i] = SLOT_NONE;
             p->act[i] = page_match(p, r, first + i, &p->slot[i]);
             if (p->act[i] == ACT_MAP) {
-                pool_user_add(&p->content->pool, p->slot[i]);
+                store_hold(p->content->store, p->slot[i]);
             }
             break;
         default:
@@ -233,7 +254,7 @@ static void plan_acts(KsmPlan *p, KsmRegion *r, size_t chunk)
 void plan_drop(KsmPlan *p, unsigned i, PlanAct act)
 {
     if (act_has_slot(p->act[i])) {
-        pool_user_drop(&p->content->pool, p->slot[i]);
+        store_drop(p->content->store, p->slot[i]);
     }
     p->act[i] = act;
 }
@@ -391,42 +412,61 @@ static bool plan_pays(const KsmPlan *p, unsigned kept)
            cost / gain <= PAGE_WORTH_NS;
 }
 
-/* Takes slots for the ACT_NEW pages, in order. */
+/*
+ * Offers the ACT_NEW pages, in order.  Their slots are to be filled; or they
+ * were copied, and are kept until the answer has come.
+ */
 static unsigned promote_run(KsmPlan *p, KsmRegion *r, unsigned i,
                             unsigned n, KsmReason *why)
 {
-    KsmPool *pool = &p->content->pool;
+    KsmStore *s = p->content->store;
     size_t page = p->chunk * CHUNK_PAGES + i;
-    uint32_t slot = is_tight(p) ? SLOT_NONE : pool_take(pool, &n);
+    StoreOffer o = offer_of(r, page, n);
+    OfferFate fate = is_tight(p) ? OFFER_REFUSED : asks_offer(p->asks, &o);
 
-    if (slot == SLOT_NONE) {
+    if (fate == OFFER_REFUSED) {
         *why = KSM_REASON_NO_MEMORY;
         return 0;
     }
-    for (unsigned k = 0; k < n; k++) {
-        pool->hash[slot + k] = r->tag[page + k];
-        pool_user_add(pool, slot + k);
-        publish(p, slot + k);
+    for (unsigned k = 0; k < o.n; k++) {
+        if (fate == OFFER_LATER) {
+            p->act[i + k] = ACT_KEEP;
+            p->offered++;
+            continue;
+        }
+        store_hold(s, o.slot + k);
+        publish(p, o.slot + k);
         p->act[i + k] = ACT_FILL;
-        p->slot[i + k] = slot + k;
+        p->slot[i + k] = o.slot + k;
     }
-    return n;
+    return o.n;
 }
 
-/* A page equal to one that was promoted in this very chunk maps its slot. */
+/*
+ * A page equal to one that was promoted in this very chunk maps its slot, or
+ * waits for it.
+ */
 static bool promoted_already(KsmPlan *p, KsmRegion *r, unsigned i)
 {
-    KsmPool *pool = &p->content->pool;
-    uint32_t hash = r->tag[p->chunk * CHUNK_PAGES + i];
-    uint32_t place = index_lookup(&p->content->index, hash);
+    KsmStore *s = p->content->store;
+    uint32_t tag = r->tag[p->chunk * CHUNK_PAGES + i];
+    uint32_t place = index_lookup(&p->content->index, tag);
+    unsigned one = 1;
 
-    if (place == PLACE_NONE || !(place & PLACE_SLOT) ||
-        pool_full(pool, place & ~PLACE_SLOT)) {
+    if (asks_is_offered(p->asks, tag)) {
+        p->act[i] = ACT_KEEP;
+        p->offered++;
+        return true;
+    }
+    if (place == PLACE_NONE || !(place & PLACE_SLOT)) {
+        return false;
+    }
+    p->slot[i] = store_run(s, place & ~PLACE_SLOT, &one);
+    if (p->slot[i] == SLOT_NONE) {
         return false;
     }
     p->act[i] = ACT_MAP;
-    p->slot[i] = place & ~PLACE_SLOT;
-    pool_user_add(&p->content->pool, p->slot[i]);
+    store_hold(s, p->slot[i]);
     return true;
 }
 
@@ -499,6 +539,36 @@ static void plan_release(KsmPlan *p)
     }
 }
 
+/* The chunk is planned when the answers have come, or offered again. */
+static bool put_off(KsmPlan *p, KsmChunk *c)
+{
+    plan_release(p);
+    chunk_set_reason(p->region, c, KSM_REASON_NOT_SCANNED);
+    c->tried = c->gain;
+    c->wait = OFFER_WAIT;
+    return false;
+}
+
+/*
+ * What is to be done with what is at hand.  A chunk is put off once: whatever
+ * is offered again and again does not keep the others from being merged.
+ */
+static bool plan_settle(KsmPlan *p, KsmChunk *c, KsmReason why)
+{
+    if (p->offered && c->why_not != KSM_REASON_NOT_SCANNED) {
+        return put_off(p, c);
+    }
+    plan_prune(p);
+    if (plan_pays(p, plan_spans(p, p->region, p->chunk))) {
+        return true;
+    }
+    if (p->offered) {
+        return put_off(p, c);
+    }
+    plan_release(p);
+    return refuse(p, c, why);
+}
+
 bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
@@ -507,21 +577,20 @@ bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
     p->region = r;
     p->chunk = chunk;
     p->n_partners = 0;
-    p->content->pool.node = r->node;
+    p->offered = 0;
+    p->content->store->node = r->node;
     KSM_TSAN_IGNORE_BEGIN();    /* what is copied may be written */
     plan_acts(p, r, chunk);
     KSM_TSAN_IGNORE_END();
-    plan_prune(p);
-    if (!plan_pays(p, plan_spans(p, r, chunk))) {
-        plan_release(p);
-        return refuse(p, c, run_shortest(p) > 1 ? KSM_REASON_VMA_LIMIT : why);
+    if (!plan_settle(p, c, run_shortest(p) > 1 ? KSM_REASON_VMA_LIMIT : why)) {
+        return false;
     }
     if (p->fresh) {
+        KSM_TSAN_IGNORE_BEGIN();
         plan_promote(p, r, &why);
-        plan_prune(p);
-        if (!plan_pays(p, plan_spans(p, r, chunk))) {
-            plan_release(p);
-            return refuse(p, c, why);
+        KSM_TSAN_IGNORE_END();
+        if (!plan_settle(p, c, why)) {
+            return false;
         }
     }
     chunk_set_reason(r, c, KSM_REASON_NOT_WORTH);

@@ -5,10 +5,10 @@
  *
  * The plan says for each page of a chunk what is to become of it, which
  * parts of the chunk have to be isolated for that, and whether it pays.
- * Nothing is changed yet, but slots of the pool are taken: they get their
- * memory before a span is isolated, and are filled after it.  Faulting threads
- * wait for that copy, but no comparison is needed, for the copy is what the
- * page is replaced by.
+ * Nothing is changed yet, but slots are taken.  Where the store lets us fill
+ * them, they get their memory before a span is isolated and their content after
+ * it: faulting threads wait for that copy, but no comparison is needed, for the
+ * copy is what the page is replaced by.
  *
  * The unit of isolation.  Moving memory out costs a TLB shootdown per call
  * and breaks a huge page if it takes part of one.  So a huge page is moved
@@ -22,6 +22,7 @@
 #include "base/hash.h"
 #include "merge/cost.h"
 #include "merge/vmas.h"
+#include "share/asks.h"
 #include "share/content.h"
 #include "watch/memcg.h"
 
@@ -31,7 +32,7 @@ typedef enum PlanAct {
     ACT_KEEP,       /* goes back as it is */
     ACT_ZERO,       /* zeroes: given back to the kernel */
     ACT_MAP,        /* maps slot[] */
-    ACT_NEW,        /* to be copied to the pool; becomes ACT_FILL */
+    ACT_NEW,        /* to be offered; becomes ACT_FILL, or ACT_KEEP for now */
     ACT_FILL,       /* fills slot[] and maps it; merge: becomes ACT_MAP */
     ACT_STAY,       /* merge: was not isolated */
     ACT_HOLE,       /* merge: was not populated */
@@ -47,6 +48,7 @@ typedef struct PlanSpan {
 typedef struct KsmPlan {
     /* what planning needs */
     KsmContent *content;
+    KsmAsks *asks;
     const KsmHasher *hasher;
     KsmVmas *vmas;
     KsmCosts *costs;
@@ -61,6 +63,7 @@ typedef struct KsmPlan {
     PlanSpan span[CHUNK_PAGES / 2];
     unsigned n_spans;
     unsigned zero, map, fresh;      /* pages by act; fresh: NEW, FILL */
+    unsigned offered;               /* pages that wait for an answer */
     unsigned runs;                  /* mappings it will need */
     uint32_t partner[CHUNK_PAGES];  /* ids of chunks that can be merged now */
     unsigned n_partners;

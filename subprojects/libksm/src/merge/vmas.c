@@ -132,3 +132,8 @@ size_t vmas_free(KsmVmas *v)
     vmas_look(v);
     return vmas_below(v, v->max);
 }
+
+void vmas_made(KsmVmas *v, size_t n)
+{
+    v->since += n;
+}

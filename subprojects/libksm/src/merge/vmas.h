@@ -41,10 +41,7 @@ size_t vmas_free(KsmVmas *v);
 bool vmas_at(const KsmVmas *v, const void *addr, char **start, char **end);
 
 /* @n were made, at most. */
-static inline void vmas_made(KsmVmas *v, size_t n)
-{
-    v->since += n;
-}
+void vmas_made(KsmVmas *v, size_t n);
 
 /* Look again how many there are: the kernel refused one, or limits changed. */
 static inline void vmas_recount(KsmVmas *v)

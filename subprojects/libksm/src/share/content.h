@@ -3,7 +3,7 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The index and the pool behind it, and the pages that stand in them.  A page
+ * The index and the store behind it, and the pages that stand in them.  A page
  * is known by its tag, 32 bits of its hash.  While it is a candidate its tag
  * may stand in the index (PAGE_INDEXED); while it is MERGED its tag is the
  * slot, of which it is a user.  Both end together with the state: so a page
@@ -11,8 +11,8 @@
  *
  * 1. A tag finds candidates and never decides: whoever replaces a page compares
  *    its bytes.
- * 2. A slot stands in the index by its own hash, and is marked SLOT_INDEXED,
- *    or it does not.
+ * 2. A slot stands in the index by its own tag, or it does not; a tag stands
+ *    there once.
  * 3. Tags of regions of different NUMA nodes differ (KsmRegion.salt).
  */
 #ifndef KSM_CONTENT_H
@@ -20,23 +20,22 @@
 
 #include "memory/directory.h"
 #include "share/index.h"
-#include "share/pool.h"
+#include "share/store.h"
 
 typedef struct KsmContent {
     KsmIndex index;
-    KsmPool pool;
+    KsmStore *store;
     const KsmDirectory *dir;    /* whose pages stand in the index */
 } KsmContent;
 
-/* 0 or -errno of pool_init(); content_free() in any case. */
-int content_init(KsmContent *c, const KsmDirectory *dir,
-                 unsigned max_sharing);
+/* @store is ours from now on. */
+void content_init(KsmContent *c, const KsmDirectory *dir, KsmStore *store);
 void content_free(KsmContent *c);
 
 /* Room for @pages of guest memory in both.  0 or -ENOMEM. */
 int content_reserve(KsmContent *c, size_t pages);
-/* ... in the pool, whatever slots are kept for forked children. */
-int content_reserve_pool(KsmContent *c, size_t pages);
+/* ... in the store, whatever slots are kept for forked children. */
+int content_reserve_store(KsmContent *c, size_t pages);
 
 /* 64 bits of hash to the 32 that are kept. */
 static inline uint32_t content_tag(const KsmRegion *r, uint64_t hash)
@@ -58,6 +57,9 @@ static inline uint32_t content_tag_again(const KsmRegion *r, uint64_t hash)
  * BROKEN: its tag is free for a hash, nothing of which is known.
  */
 void content_leave(KsmContent *c, KsmRegion *r, size_t page, PageState state);
+/* ... as region_set_run(). */
+void content_leave_run(KsmContent *c, KsmRegion *r, const PageRun *run,
+                       uint8_t to);
 
 /* The page, whose tag is set, becomes a candidate; false: no room. */
 bool content_enter(KsmContent *c, KsmRegion *r, size_t page);

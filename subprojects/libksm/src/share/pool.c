@@ -34,7 +34,6 @@
 #define LINE_SLOTS      4096u   /* that a FreeLine tells of */
 #define SEARCH_LINES    256u    /* looked at for a free run */
 
-
 typedef enum SlotMark { MARK_TAKEN, MARK_FREE } SlotMark;
 
 static void *anonymous(size_t len)
@@ -795,6 +794,13 @@ bool pool_release(KsmPool *p)
                     p->gone_blocks.first != SLOT_NONE);
 }
 
+static void slot_goes(KsmPool *p, uint32_t slot)
+{
+    if (p->goes) {
+        p->goes(p->opaque, slot);
+    }
+}
+
 static void pattern_settle(KsmPool *p, uint32_t slot)
 {
     KsmPattern *t = pattern_of(p, slot);
@@ -803,9 +809,7 @@ static void pattern_settle(KsmPool *p, uint32_t slot)
     if (t->users) {
         return;
     }
-    if (p->users[first] & SLOT_INDEXED) {
-        p->unindex(p->opaque, first);
-    }
+    slot_goes(p, first);
     p->last_pattern = NULL;
     g_hash_table_remove(p->patterns, GUINT_TO_POINTER(first));
     block_give_up(p, first);
@@ -820,9 +824,7 @@ void pool_settle(KsmPool *p, uint32_t slot)
         pattern_settle(p, slot);
         return;
     }
-    if (p->users[slot] & SLOT_INDEXED) {
-        p->unindex(p->opaque, slot);
-    }
+    slot_goes(p, slot);
     pool_untake(p, slot, 1);
 }
 

@@ -25,11 +25,9 @@
 #include <stdint.h>
 
 #include "base/page.h"
+#include "share/store.h"
 
-#define SLOT_NONE       UINT32_MAX
 #define SLOT_PATTERN    0x8000u     /* in users[]: part of a pattern */
-#define SLOT_INDEXED    0x4000u     /* stands in the index */
-#define SLOT_USERS      0x3fffu
 #define PATTERN_START   16u         /* slots of a new pattern */
 
 typedef struct KsmPattern {
@@ -68,7 +66,7 @@ typedef struct KsmPool {
     uint32_t cursor;        /* where to look for free slots */
     uint32_t n_free;        /* slots below top that are free */
     uint32_t *hash;         /* per slot */
-    uint16_t *users;        /* per slot, with SLOT_PATTERN and _INDEXED */
+    uint16_t *users;        /* per slot, with SLOT_PATTERN */
     uint64_t *free;         /* bitmap: below top, and to be had */
     FreeLine *lines;        /* of the words of that */
     uint32_t n_words[FREE_CLASSES];     /* of each class */
@@ -94,8 +92,8 @@ typedef struct KsmPool {
     /* slots given up, holes to be punched */
     uint32_t punch[64];
     unsigned n_punch;
-    /* told when a slot goes that stands in the index */
-    void (*unindex)(void *opaque, uint32_t slot);
+    /* or NULL; told when a slot goes that somebody may find by its hash */
+    void (*goes)(void *opaque, uint32_t slot);
     void *opaque;
 } KsmPool;
 

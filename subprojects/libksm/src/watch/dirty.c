@@ -248,16 +248,16 @@ static void bits_set(unsigned long *bits, size_t from, size_t to)
 }
 
 /*
- * Write-protects what was written in a range of pages and sets its bits,
- * which begin at page @origin.
+ * Write-protects what was written in a range and sets its bits, which begin
+ * with the page at @origin.
  */
-static int pagemap_ask(KsmDirty *d, KsmRegion *r, size_t from, size_t to,
-                       size_t origin, unsigned long *bits)
+static int pagemap_ask(KsmDirty *d, const char *from, const char *to,
+                       unsigned long *bits, const char *origin)
 {
     PmScan scan = {
         .fd = d->kinds->pagemap,
-        .start = (uintptr_t)page_addr(r, from),
-        .end = (uintptr_t)page_addr(r, to),
+        .start = (uintptr_t)from,
+        .end = (uintptr_t)to,
         .all = PM_WRITTEN | PM_PRESENT,
         .tell = PM_WRITTEN,
         .protect = true,
@@ -273,10 +273,8 @@ static int pagemap_ask(KsmDirty *d, KsmRegion *r, size_t from, size_t to,
         }
         for (ssize_t i = 0; bits && i < n; i++) {
             bits_set(bits,
-                     (scan.vec[i].start - (uintptr_t)r->base) / PAGE_BYTES -
-                     origin,
-                     (scan.vec[i].end - (uintptr_t)r->base) / PAGE_BYTES -
-                     origin);
+                     (scan.vec[i].start - (uintptr_t)origin) / PAGE_BYTES,
+                     (scan.vec[i].end - (uintptr_t)origin) / PAGE_BYTES);
         }
         if (scan.walk_end <= scan.start) {
             break;
@@ -305,7 +303,8 @@ static int pagemap_ask_but_blind(KsmDirty *d, KsmRegion *r, size_t from,
             n++;
         }
         if (!blind) {
-            ret = pagemap_ask(d, r, i, i + n, origin, bits);
+            ret = pagemap_ask(d, page_addr(r, i), page_addr(r, i + n), bits,
+                              page_addr(r, origin));
         }
     }
     return ret;
@@ -339,11 +338,16 @@ void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk)
     }
 }
 
-void dirty_protect(KsmDirty *d, KsmRegion *r, size_t page, size_t n)
+bool dirty_protect(KsmDirty *d, KsmRegion *r, const PageRun *run)
 {
-    if (r->tracking) {
-        pagemap_ask(d, r, page, page + n, page, NULL);
+    if (r->dirty != KSM_DIRTY_PAGEMAP || run->n < CHUNK_PAGES ||
+        !(r->chunk[run->page / CHUNK_PAGES].flags & CHUNK_HUGE)) {
+        return false;
     }
+    if (r->tracking) {
+        pagemap_ask(d, run->addr, run->addr + run->len, NULL, run->addr);
+    }
+    return true;
 }
 
 /* Should this chunk be asked about in this pass?  Counts the pass. */
@@ -382,7 +386,8 @@ static void pagemap_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
         memset(d->bitmap, 0, n * CHUNK_PAGES / 8);
         ret = blind ? pagemap_ask_but_blind(d, r, from, to, c * CHUNK_PAGES,
                                             d->bitmap)
-                    : pagemap_ask(d, r, from, to, c * CHUNK_PAGES, d->bitmap);
+                    : pagemap_ask(d, page_addr(r, from), page_addr(r, to),
+                                  d->bitmap, page_addr(r, c * CHUNK_PAGES));
         if (ret < 0) {
             memset(d->bitmap, 0xff, n * CHUNK_PAGES / 8);
         }

@@ -63,7 +63,7 @@ size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, uint64_t pass);
 /* Starts tracking a chunk that was found populated. */
 void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk);
 
-/* Makes sure that a write to the pages from now on is noticed. */
-void dirty_protect(KsmDirty *d, KsmRegion *r, size_t page, size_t n);
+/* Has a write to a freed huge page noticed at once; false: not worth it. */
+bool dirty_protect(KsmDirty *d, KsmRegion *r, const PageRun *run);
 
 #endif

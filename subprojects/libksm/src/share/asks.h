@@ -1,0 +1,58 @@
+/*
+ * asks: questions to a remote store
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * A page that is like no other here may be like one elsewhere.  What is to be
+ * asked is collected, and goes out in batches: a message costs a wake-up, of
+ * whatever length it is.  While the store takes no more, scanning goes on with
+ * what needs no question.
+ *
+ * What was offered is not offered again before the answer has come, whichever
+ * page holds it: else equal pages would end in different slots.  An answer that
+ * names a slot is a user of it, for a while: long enough to plan the page, and
+ * the others that hold the same.
+ */
+#ifndef KSM_ASKS_H
+#define KSM_ASKS_H
+
+#include "memory/region.h"
+#include "share/store.h"
+
+#define ASKS_MAX    8192u       /* of a batch */
+
+typedef struct KsmAsks {
+    KsmStore *store;
+    StoreAsk *ask;          /* ASKS_MAX; NULL: it is not to be asked */
+    unsigned n;
+    GHashTable *offered;    /* tags: an answer will come */
+    GArray *held;           /* AskHeld, by pass: users that answers are */
+} KsmAsks;
+
+void asks_init(KsmAsks *a, KsmStore *store);
+void asks_free(KsmAsks *a);
+
+/* May a page more be asked about? */
+bool asks_have_room(KsmAsks *a);
+void asks_add(KsmAsks *a, const KsmRegion *r, size_t page, uint64_t hash);
+/* Sends what there is. */
+void asks_send(KsmAsks *a);
+
+/* As store_offer() and store_repeat(); that an answer will come is noted. */
+OfferFate asks_offer(KsmAsks *a, StoreOffer *o);
+OfferFate asks_repeat(KsmAsks *a, StoreOffer *o);
+/* Will an answer come to an offer of that content? */
+bool asks_is_offered(const KsmAsks *a, uint32_t tag);
+/* It has come. */
+void asks_answered(KsmAsks *a, uint32_t tag);
+
+/* The user of @slot that an answer of this pass is. */
+void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass);
+/* Those of two passes ago go. */
+void asks_drop(KsmAsks *a, uint64_t pass);
+/* Slots that nothing else uses, and users that are answers. */
+void asks_count(const KsmAsks *a, uint64_t *slots, uint64_t *users);
+/* Tests: those of the i-th slot are added to the i-th element. */
+void asks_users(const KsmAsks *a, uint32_t *users);
+
+#endif

@@ -1,0 +1,26 @@
+/*
+ * libksm tests: engines over the local store, or over a fake remote one
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Tests of the whole engine run twice, the second time with
+ * KSM_TEST_STORE=fake in the environment.
+ */
+#ifndef KSM_TEST_STORES_H
+#define KSM_TEST_STORES_H
+
+#include "engine/state.h"
+#include "fake-store.h"
+
+/* As ksm_engine_new(), over the store that is asked for. */
+KsmEngine *stores_engine_new(const KsmConfig *config, GError **error);
+
+/* util_engine() makes such engines, and util_passes() waits for answers. */
+void stores_choose(void);
+
+static inline KsmPool *engine_pool(const KsmEngine *e)
+{
+    return fake_store_pool(e->content.store);
+}
+
+#endif

@@ -1,0 +1,321 @@
+/*
+ * libksm tests: an engine over a remote store
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The store is a fake (fake-store.h): it answers late, refuses, lies, and loses
+ * its peer.  Whatever it does, no byte of memory is another one.
+ */
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/prim.h"
+#include "engine/state.h"
+#include "house.h"
+#include "stores.h"
+
+#define PAGES   1024u
+#define PASSES  12u
+
+typedef struct Scene {
+    KsmEngine *e;
+    KsmStore *store;
+    Mem *m;
+    KsmRegion *r;
+} Scene;
+
+static bool scene_start(Scene *s, FakeStoreHabits habits)
+{
+    fake_habits = habits;
+    s->e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    if (!s->e) {
+        return false;
+    }
+    s->store = s->e->content.store;
+    s->m = mem_new(PAGES, 0, MEM_SMALL);
+    s->r = util_add(s->e, s->m, &mem_ops);
+    return true;
+}
+
+static void scene_end(Scene *s)
+{
+    mem_check(s->m);
+    region_check(s->r);
+    util_remove(s->r);
+    mem_check(s->m);
+    ksm_engine_free(s->e);
+    mem_free(s->m);
+}
+
+/* The other member holds what page @i of ours does. */
+static uint32_t share(Scene *s, unsigned i)
+{
+    const char *page = s->m->addr + i * PAGE;
+
+    return fake_store_share(s->store, page, hash_page(&s->e->hasher, page));
+}
+
+/* What others have is found by asking, and mapped, though here it is alone. */
+static void test_found(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, (FakeStoreHabits) { .late = 5 })) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1000, 1);
+    for (unsigned i = 0; i < 512; i++) {
+        share(&s, i);
+    }
+    util_passes(s.e, PASSES);
+    g_assert(fake_store_asked(s.store) == PAGES);
+    g_assert(fake_store_offered(s.store) == 0);
+    g_assert(s.r->count[PAGE_MERGED] == 512);
+    g_assert(mem_anonymous(s.m, 0, 512) == 0);
+    g_assert(s.r->count[PAGE_UNIQUE] == 512);
+    g_assert(util_stats(s.e).verify_failed == 0);
+    /* consecutive pages have consecutive slots: one mapping */
+    g_assert(s.r->runs == 1);
+    /* only what was written is asked about again */
+    mem_write(s.m, 700, 5, 77);
+    util_passes(s.e, PASSES);
+    g_assert(fake_store_asked(s.store) == PAGES + 1);
+    scene_end(&s);
+}
+
+/* What others want is offered, copied, and mapped when the slot is told. */
+static void test_wanted(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, (FakeStoreHabits) { .late = 5, .want = 100 })) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1000, 1);
+    util_passes(s.e, PASSES);
+    g_assert(fake_store_offered(s.store) == PAGES);
+    g_assert(s.r->count[PAGE_MERGED] == PAGES);
+    g_assert(s.r->runs <= 2);
+    g_assert(util_stats(s.e).pages_shared == PAGES);
+    scene_end(&s);
+}
+
+/* A content is offered once, however many pages here hold it. */
+static void test_once(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, (FakeStoreHabits) { .late = 20 })) {
+        return;
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        mem_fill_run(s.m, i * 256, 256, 1000, 1);
+    }
+    util_passes(s.e, PASSES);
+    g_assert(fake_store_offered(s.store) == 256);
+    g_assert(s.r->count[PAGE_MERGED] == PAGES);
+    g_assert(util_stats(s.e).pages_shared == 256);
+    g_assert(util_stats(s.e).pages_sharing == PAGES - 256);
+    scene_end(&s);
+}
+
+/* A page that was copied, and then written before the answer comes. */
+static void test_written(void)
+{
+    Scene s;
+    unsigned changed = 0;
+
+    if (!scene_start(&s, (FakeStoreHabits) { .late = 60 })) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    mem_fill_run(s.m, 512, 512, 1000, 1);
+    for (unsigned i = 0; i < 100000 && !fake_store_offered(s.store); i++) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(fake_store_offered(s.store) > 0 && s.r->count[PAGE_MERGED] == 0);
+    for (unsigned i = 0; i < PAGES; i += 3, changed++) {
+        mem_write(s.m, i, 8, 0x5a);
+    }
+    util_passes(s.e, PASSES);
+    mem_check(s.m);
+    g_assert(s.r->count[PAGE_MERGED] >= PAGES / 3);
+    scene_end(&s);
+}
+
+/* A slot that holds something else: found by comparing, and not used again. */
+static void test_lie(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, (FakeStoreHabits) { .late = 3, .lie = 50 })) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    mem_fill_run(s.m, 512, 512, 1000, 1);
+    util_passes(s.e, 4 * PASSES);
+    mem_check(s.m);
+    g_assert(util_stats(s.e).verify_failed > 0);
+    g_assert(s.r->count[PAGE_MERGED] > PAGES / 4);
+    scene_end(&s);
+}
+
+/* What is refused, or comes to nothing, is offered again. */
+static void test_refused(void)
+{
+    const FakeStoreHabits habits = { .late = 3, .refuse = 50, .silent = 30 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    mem_fill_run(s.m, 512, 512, 1000, 1);
+    for (unsigned i = 0; i < 40 && s.r->count[PAGE_MERGED] < PAGES - 16;
+         i++) {
+        ksm_rescan(s.e);
+        util_passes(s.e, PASSES);
+    }
+    /* a page left alone among merged ones is not worth an isolation */
+    g_assert(s.r->count[PAGE_MERGED] >= PAGES - 16);
+    scene_end(&s);
+}
+
+/*
+ * The peer goes with what it was asked and offered.  What is merged stays;
+ * zeroes are given back all the same; and when it is back, it is offered again.
+ */
+static void test_gone(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, (FakeStoreHabits) { .late = 1000000 })) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 256, 1000, 1);
+    mem_fill_run(s.m, 256, 256, 1000, 1);
+    for (unsigned i = 0; i < 100000 && !fake_store_offered(s.store); i++) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(fake_store_offered(s.store) == 256);
+    fake_store_lose(s.store);
+    mem_fill_run(s.m, 512, 256, 0, 0);
+    mem_fill_run(s.m, 768, 256, 1000, 1);
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 0);
+    g_assert(s.r->count[PAGE_GIVEN] == 256);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_NO_MEMORY] > 0);
+    g_assert(engine_pool(s.e)->sharing == 0);
+    fake_store_habits(s.store)->late = 0;
+    fake_store_return(s.store);
+    ksm_rescan(s.e);
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 768);
+    fake_store_lose(s.store);
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 768);
+    scene_end(&s);
+}
+
+/* The region goes, and another one has its ids, while answers are awaited. */
+static void test_removed(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, (FakeStoreHabits) { .late = 3, .want = 100 })) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1000, 1);
+    for (unsigned i = 0; i < 20; i++) {
+        for (unsigned k = 0; k < 1 + i / 2; k++) {
+            ksm_step(s.e, 1);
+        }
+        util_remove(s.r);
+        if (i % 3 == 0) {
+            ksm_step(s.e, 1);
+        }
+        mem_fill_run(s.m, 0, PAGES, 1000 + i, 1);
+        s.r = util_add(s.e, s.m, &mem_ops);
+    }
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_MERGED] > 0);
+    mem_check(s.m);
+    scene_end(&s);
+}
+
+/* An answer is a user for two passes; then nobody needs the slot. */
+static void test_held(void)
+{
+    uint32_t place;
+    Scene s;
+
+    if (!scene_start(&s, (FakeStoreHabits) { .want = 100 })) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    /* nothing is worth a mapping: slots are told, and not mapped */
+    ksm_engine_set_vma_reserve(s.e, SIZE_MAX);
+    for (unsigned i = 0; i < 100000 && !engine_pool(s.e)->sharing; i++) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(engine_pool(s.e)->sharing > 0);
+    g_assert(util_stats(s.e).pages_shared == 0);
+    g_assert(util_stats(s.e).pages_sharing == 0);
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 0);
+    g_assert(engine_pool(s.e)->sharing == 0);
+    place = index_lookup(&s.e->content.index, s.r->tag[3]);
+    g_assert(place == PLACE_NONE || !(place & PLACE_SLOT));
+    scene_end(&s);
+}
+
+/*
+ * While the store takes no questions, what needs none goes on: zeroes, and what
+ * is equal here.
+ */
+static void test_busy(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, (FakeStoreHabits) { .refuse = 100 })) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 0, 0);
+    mem_fill_run(s.m, 512, 512, 1000, 1);
+    /* there is room for one question */
+    memset(s.e->asks.ask, 0xff, sizeof(*s.e->asks.ask) * ASKS_MAX);
+    s.e->asks.n = ASKS_MAX - 1;
+    for (unsigned i = 0; i < 5; i++) {
+        uint64_t passes = util_stats(s.e).full_scans;
+
+        while (util_stats(s.e).full_scans == passes) {
+            ksm_step(s.e, 1);
+        }
+    }
+    g_assert(s.r->count[PAGE_GIVEN] == 512);
+    g_assert(s.r->count[PAGE_UNIQUE] == 1 && s.r->count[PAGE_NEW] == 511);
+    g_assert(s.e->asks.n == ASKS_MAX);
+    fake_store_habits(s.store)->refuse = 0;
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_UNIQUE] == 512);
+    g_assert(fake_store_asked(s.store) == ASKS_MAX + 511);
+    scene_end(&s);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_setenv("KSM_TEST_STORE", "fake", TRUE);
+    stores_choose();
+    g_test_add_func("/answers/found", test_found);
+    g_test_add_func("/answers/wanted", test_wanted);
+    g_test_add_func("/answers/once", test_once);
+    g_test_add_func("/answers/written", test_written);
+    g_test_add_func("/answers/lie", test_lie);
+    g_test_add_func("/answers/refused", test_refused);
+    g_test_add_func("/answers/gone", test_gone);
+    g_test_add_func("/answers/removed", test_removed);
+    g_test_add_func("/answers/held", test_held);
+    g_test_add_func("/answers/busy", test_busy);
+    return g_test_run();
+}
