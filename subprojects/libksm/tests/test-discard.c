@@ -11,6 +11,7 @@
 #include "engine/discard.h"
 #include "engine/state.h"
 #include "house.h"
+#include "stores.h"
 
 static void test_discard(void)
 {
@@ -389,6 +390,7 @@ static void test_hint_huge(void)
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
+    stores_choose();
     g_test_add_func("/discard/range", test_discard);
     g_test_add_func("/discard/hint", test_hint);
     g_test_add_data_func("/discard/in-place/no-map", GINT_TO_POINTER(false),

@@ -2865,6 +2865,7 @@ static void test_smart(void)
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
+    stores_choose();
     prim.cpu_ns = util_cpu_by_call;
     g_test_add_func("/scan/vmas/reserve", test_vma_reserve);
     g_test_add_func("/scan/vmas/few", test_vma_few);
@@ -2940,12 +2941,12 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/smart/zero", test_smart_zero);
     g_test_add_func("/scan/smart/checksum", test_smart_checksum);
     g_test_add_func("/scan/smart/off", test_smart_off);
-    g_test_add_data_func("/scan/zero/vm", GINT_TO_POINTER(KSM_SCOPE_VM),
+    g_test_add_data_func("/scan/merged/zero-vm", GINT_TO_POINTER(KSM_SCOPE_VM),
                          test_zero);
-    g_test_add_data_func("/scan/zero/only", GINT_TO_POINTER(KSM_SCOPE_ZERO),
+    g_test_add_data_func("/scan/merged/zero-only", GINT_TO_POINTER(KSM_SCOPE_ZERO),
                          test_zero);
-    g_test_add_func("/scan/split-min", test_split_min);
-    g_test_add_func("/scan/nodes", test_nodes);
-    g_test_add_func("/scan/smart/changing", test_smart);
+    g_test_add_func("/scan/merged/split-min", test_split_min);
+    g_test_add_func("/scan/merged/nodes", test_nodes);
+    g_test_add_func("/scan/merged/smart", test_smart);
     return g_test_run();
 }
