@@ -516,9 +516,12 @@ bool rooms_isolate(Rooms *f, RoomsSpan *span, KsmRegion *r, size_t page,
     return span->staged;
 }
 
-void rooms_put_back(Rooms *f, RoomsSpan *span, PutBack how)
+void rooms_put_back(Rooms *f, RoomsSpan *span)
 {
-    stage_put_back(&f->stage, &span->s, 0, span->s.n, how);
+    Isolation *s = &span->s;
+    bool busy = region_busy(s->r, page_addr(s->r, s->page), s->n * PAGE);
+
+    stage_put_back(&f->stage, s, 0, s->n, busy ? BACK_SAME : BACK_ANY);
 }
 
 void rooms_release(Rooms *f, RoomsSpan *span)

@@ -68,9 +68,9 @@ void rooms_vma_reserve(Rooms *f, size_t mappings);
 void rooms_discard(Rooms *f, KsmRegion *r, size_t page, size_t n);
 
 /*
- * A span of the region, which is merged by nobody meanwhile, is taken out; what
- * is staged of it is put back; and nobody waits for it any more.  Signals are
- * blocked in between.  False: nothing is staged.
+ * A span of the region is taken out; what is staged of it is put back, unless a
+ * device is busy by moving or copying; and nobody waits for it any more.
+ * Signals are blocked in between.  False: nothing is staged.
  */
 typedef struct RoomsSpan {
     Isolation s;
@@ -80,7 +80,7 @@ typedef struct RoomsSpan {
 
 bool rooms_isolate(Rooms *f, RoomsSpan *span, KsmRegion *r, size_t page,
                    unsigned n);
-void rooms_put_back(Rooms *f, RoomsSpan *span, PutBack how);
+void rooms_put_back(Rooms *f, RoomsSpan *span);
 void rooms_release(Rooms *f, RoomsSpan *span);
 
 /* Is it the fake one, which fills slots before pages are isolated? */

@@ -2943,8 +2943,8 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/smart/off", test_smart_off);
     g_test_add_data_func("/scan/merged/zero-vm", GINT_TO_POINTER(KSM_SCOPE_VM),
                          test_zero);
-    g_test_add_data_func("/scan/merged/zero-only", GINT_TO_POINTER(KSM_SCOPE_ZERO),
-                         test_zero);
+    g_test_add_data_func("/scan/merged/zero-only",
+                         GINT_TO_POINTER(KSM_SCOPE_ZERO), test_zero);
     g_test_add_func("/scan/merged/split-min", test_split_min);
     g_test_add_func("/scan/merged/nodes", test_nodes);
     g_test_add_func("/scan/merged/smart", test_smart);
