@@ -119,3 +119,48 @@ def test_c_circle(tmp_path: Path) -> None:
 
 def test_c_elsewhere(tmp_path: Path) -> None:
     assert c_wrongs(tmp_path, "cellar/x.c") == ["cellar.x is on no floor"]
+
+
+def of_tests(root: Path, name: str, text: str) -> list[str]:
+    src, tests = root / "src", root / "tests"
+    src.mkdir()
+    tests.mkdir()
+    (tests / "rooms.h").write_text('#include "merge/stage.h"\n')
+    (tests / name).write_text(text)
+    assert c_wrongs(src) == []
+    return floors.tests_wrongs(src, tests)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("test-stage.c", '#include "rooms.h"\nvoid f(void) { prim_call(1); }\n'),
+        ("test-scan.c", "void f(void) { scan_due(); }\n"),
+        ("test-fuzz.c", '#include "engine/scan.h"\n'),
+        ("test-prim.c", "void f(void) { ops.scan_due = x->scan_due; }\n"),
+        ("test-prim.c", "/* as scan_due() */\n"),
+        ("slow-file.h", '#include "base/prim.h"\n'),
+    ],
+)
+def test_tests_down(tmp_path: Path, name: str, text: str) -> None:
+    assert of_tests(tmp_path, name, text) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "above"),
+    [
+        ("test-stage.c", '#include "engine/scan.h"\n', "engine.scan"),
+        ("test-stage.c", "void f(void) { scan_due(); }\n", "engine.scan"),
+        ("test-stage.c", '#include "house.h"\n', "engine.house"),
+        ("test-prim.c", '#include "rooms.h"\n', "merge.rooms"),
+        ("rooms.c", '#include "engine/scan.h"\n', "engine.scan"),
+        ("util.h", '#include "merge/stage.h"\n', "merge.stage"),
+    ],
+)
+def test_tests_upward(tmp_path: Path, name: str, text: str, above: str) -> None:
+    (found,) = of_tests(tmp_path, name, text)
+    assert found.startswith("test of ") and f"imports {above}, which" in found
+
+
+def test_tests_of_nothing(tmp_path: Path) -> None:
+    assert of_tests(tmp_path, "test-cellar.c", "") == ["test-cellar is of no room"]

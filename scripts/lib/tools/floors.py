@@ -6,6 +6,7 @@ circle.  Those inside functions or for type checkers count.
 
 In libksm a room is what has one name: stage.h, stage.c and stage-back.c.  It may
 include, and call, rooms of its own floor and of those below; no circle either.
+So may its test: test-stage.c is on the floor of stage.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from host.exits import Failure
@@ -23,12 +24,35 @@ from host.paths import TOP
 FLOORS = ("host", "guest", "bench", "tools")
 C_FLOORS = ("base", "memory", "share", "watch", "merge", "engine")
 
+#: Of libksm's tests: those of no one room, and what tests are made with.
+TEST_FLOORS = {
+    "fake-root": "base",
+    "move": "base",
+    "slow-file": "base",
+    "slower": "base",
+    "util": "base",
+    "fake-store": "share",
+    "rooms": "merge",
+    "budget": "engine",
+    "fault": "engine",
+    "fuzz": "engine",
+    "fuzz-faults": "engine",
+    "host": "engine",
+    "house": "engine",
+    "prop": "engine",
+    "prop-watch": "engine",
+    "stores": "engine",
+    "support": "engine",
+    "system": "engine",
+}
+
 #: A function's head: what others see of a source, what is inline in a header.
 C_FUNCTION = r"(?:[A-Za-z_][\w ]*[ *\n]+)(\w+)\([^;{}]*\)\s*\{"
 C_PUBLIC = re.compile(rf"^(?!static\b){C_FUNCTION}", re.M)
 C_INLINE = re.compile(rf"^static inline {C_FUNCTION}", re.M)
 C_COMMENT = re.compile(r"/\*.*?\*/", re.S)
 C_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+C_INCLUDE = re.compile(r'#include "(?:(\w+)/)?([\w-]+)\.h"')
 
 Arrows = dict[str, set[str]]
 
@@ -76,24 +100,55 @@ def c_texts(root: Path) -> dict[str, dict[str, str]]:
     return rooms
 
 
-def c_arrows(root: Path) -> Arrows:
-    """The rooms that each of them includes or calls."""
-    rooms = c_texts(root)
-    home = {
+def c_home(rooms: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Function -> room."""
+    return {
         name: room
         for room, texts in rooms.items()
         for name in C_PUBLIC.findall(texts[".c"]) + C_INLINE.findall(texts[".h"])
     }
+
+
+def c_used(text: str, home: dict[str, str]) -> set[str]:
+    """The rooms that a text includes or calls."""
+    included = {
+        f"{floor}.{stem.partition('-')[0]}"
+        for floor, stem in C_INCLUDE.findall(text)
+        if floor
+    }
+    # but members of a struct
+    names = re.findall(r"(?<![.>\w])\w+", C_STRING.sub(" ", text))
+    return included | {home[name] for name in names if name in home}
+
+
+def c_arrows(root: Path) -> Arrows:
+    """The rooms that each of them includes or calls."""
+    rooms = c_texts(root)
+    home = c_home(rooms)
+    return {
+        room: (c_used(texts[".c"] + texts[".h"], home) & rooms.keys()) - {room}
+        for room, texts in rooms.items()
+    }
+
+
+def tests_room(name: str, rooms: Iterable[str]) -> str:
+    """FLOOR.NAME of what a file of the tests is about; .NAME: nobody knows."""
+    name = name.removeprefix("test-")
+    at = {room.partition(".")[2]: room.partition(".")[0] for room in rooms}
+    return f"{TEST_FLOORS.get(name) or at.get(name, '')}.{name}"
+
+
+def tests_arrows(root: Path, tests: Path) -> Arrows:
+    """What each file of the tests includes or calls, other such files too."""
+    rooms = c_texts(root)
+    home = c_home(rooms)
     graph: Arrows = {}
-    for room, texts in rooms.items():
-        text = texts[".c"] + texts[".h"]
-        found = {
-            f"{floor}.{stem.partition('-')[0]}"
-            for floor, stem in re.findall(r'#include "(\w+)/([\w-]+)\.h"', text)
-        }
-        names = re.findall(r"\w+", C_STRING.sub(" ", text))
-        found |= {home[name] for name in names if name in home}
-        graph[room] = (found & rooms.keys()) - {room}
+    for path in sorted(tests.glob("*.[ch]")):
+        text = C_COMMENT.sub(" ", path.read_text())
+        helpers = {stem for floor, stem in C_INCLUDE.findall(text) if not floor}
+        found = graph.setdefault(tests_room(path.stem, rooms), set())
+        found |= c_used(text, home) & rooms.keys()
+        found |= {tests_room(stem, ()) for stem in helpers & TEST_FLOORS.keys()}
     return graph
 
 
@@ -144,9 +199,21 @@ def c_wrongs(root: Path) -> list[str]:
     return unknown + upward(graph, C_FLOORS) + circles(graph)
 
 
+def tests_wrongs(root: Path, tests: Path) -> list[str]:
+    graph = tests_arrows(root, tests)
+    unknown = [f"test-{name[1:]} is of no room" for name in graph if name[0] == "."]
+    known = {name: others for name, others in graph.items() if name[0] != "."}
+    return unknown + [f"test of {each}" for each in upward(known, C_FLOORS)]
+
+
 def main() -> int:
     argparse.ArgumentParser(prog="floors", description=__doc__).parse_args()
-    found = wrongs(TOP / "scripts/lib") + c_wrongs(TOP / "subprojects/libksm/src")
+    libksm = TOP / "subprojects/libksm"
+    found = (
+        wrongs(TOP / "scripts/lib")
+        + c_wrongs(libksm / "src")
+        + tests_wrongs(libksm / "src", libksm / "tests")
+    )
     if found:
         raise Failure("\n".join(found))
     return 0

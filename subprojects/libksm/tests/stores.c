@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "engine/answers.h"
+#include "house.h"
 #include "stores.h"
-#include "util.h"
 
 static bool stores_fake(void)
 {

@@ -11,8 +11,8 @@
 
 #include "base/prim.h"
 #include "engine/state.h"
+#include "house.h"
 #include "stores.h"
-#include "util.h"
 
 #define PAGES   1024u
 #define PASSES  12u

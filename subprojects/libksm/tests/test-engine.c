@@ -20,8 +20,8 @@
 #include "base/hash.h"
 #include "base/prim.h"
 #include "engine/state.h"
+#include "house.h"
 #include "stores.h"
-#include "util.h"
 
 #define PAGES   (4 * 512u)
 #define PASSES  12u
@@ -1407,6 +1407,441 @@ static void test_stats_inhibited(void)
     mem_free(b);
 }
 
+/* --- two areas --- */
+
+static void test_merge(gconstpointer data)
+{
+    KsmDirtySource dirty = GPOINTER_TO_INT(data);
+    const KsmRegionOps *ops = dirty == KSM_DIRTY_LOG ? &mem_ops_log : NULL;
+    Pair p;
+    KsmStats s;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, dirty, ops, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    s = util_stats(p.e);
+    g_assert(s.dirty == dirty);
+    g_assert(s.pages_shared == 1024 && s.pages_sharing == 1024);
+    g_assert(s.merged == 2048);
+    g_assert(s.merged_runs <= 4);
+    g_assert(mem_anonymous(p.a, 0, 1024) == 0);
+    /* mapped again, for whoever touches it next */
+    g_assert(mem_present(p.a, 0, 1024) == 1024);
+    g_assert(mem_present(p.b, 0, 1024) == 1024);
+    g_assert(s.profit > 1000 * 4096 - (int64_t)s.metadata - 65536);
+    /* written pages are noticed, and nothing but them changes */
+    for (unsigned i = 0; i < 100; i++) {
+        mem_write(p.b, i * 3, i, 1);
+    }
+    mem_check(p.a);
+    util_passes(p.e, 6);
+    s = util_stats(p.e);
+    g_assert(s.cow_broken == 100);
+    g_assert(s.pages_sharing == 1024 - 100);
+    pair_end(&p);
+}
+
+static void test_inhibited(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops,
+                    MEM_SMALL)) {
+        return;
+    }
+    p.a->inhibited = p.b->inhibited = "for the test";
+    util_passes(p.e, 4);
+    g_assert(util_stats(p.e).state == KSM_STATE_INHIBITED);
+    g_assert(!strcmp(util_stats(p.e).inhibited, "for the test"));
+    g_assert(util_stats(p.e).merged == 0);
+    p.a->inhibited = p.b->inhibited = NULL;
+    util_passes(p.e, 6);
+    g_assert(util_stats(p.e).pages_sharing == 1024);
+    ksm_engine_set_run(p.e, false);
+    /* what is merged is still looked after */
+    g_assert(ksm_step(p.e, 0) > 0);
+    g_assert(util_stats(p.e).state == KSM_STATE_OFF);
+    g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == 0);
+    g_assert(ksm_unmerge(p.rb, 0, 1024 * PAGE) == 0);
+    g_assert(ksm_step(p.e, 0) == -1);
+    ksm_engine_set_run(p.e, true);
+    pair_end(&p);
+}
+
+static void test_unmerge(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    mem_write(p.a, 17, 3, 9);
+    g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == 0);
+    g_assert(mem_anonymous(p.a, 0, 1024) == 1024);
+    mem_check(p.a);
+    g_assert(util_stats(p.e).pages_sharing == 0);
+    /* and it merges again */
+    util_passes(p.e, 8);
+    g_assert(util_stats(p.e).pages_sharing >= 1022);
+    pair_end(&p);
+}
+
+static void refuse_by(KsmEngine *e, void *addr, size_t len, const char *why)
+{
+    g_autoptr(GError) err = NULL;
+
+    g_assert(!ksm_region_add(e, addr, len, -1, NULL, NULL, &err));
+    g_assert(g_error_matches(err, KSM_ERROR, KSM_ERROR_INVALID));
+    g_assert(strstr(err->message, why));
+}
+
+static void test_refuse(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_AUTO);
+    size_t len = 16 * PAGE;
+    void *shared, *locked;
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(64, 0, MEM_SMALL);
+    shared = mmap(NULL, len, PROT_READ | PROT_WRITE,
+                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    locked = mmap(NULL, len, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    refuse_by(e, shared, len, "shared");
+    /* a sanitizer makes mlock() do nothing */
+    if (syscall(SYS_mlock, locked, len) == 0) {
+        refuse_by(e, locked, len, "locked");
+    }
+    refuse_by(e, (char *)shared + 1, len, "multiples");
+    munmap(shared, len);
+    /* not where something was: a sanitizer may map memory of its own there */
+    refuse_by(e, (void *)(uintptr_t)0x10000000, len, "not mapped");
+    r = util_add(e, m, NULL);
+    refuse_by(e, m->addr + 32 * PAGE, PAGE, "already");
+    g_assert(ksm_region_remove(r, KSM_REMOVE_FORGET) == 0);
+    munmap(locked, len);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* Forget: the memory is gone, and nothing of it is touched. */
+static void test_forget(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    munmap(p.a->addr, 1024 * PAGE);
+    g_assert(ksm_region_remove(p.ra, KSM_REMOVE_FORGET) == 0);
+    util_passes(p.e, 2);
+    mem_check(p.b);
+    util_remove(p.rb);
+    g_assert(util_stats(p.e).pages_shared == 0);
+    ksm_engine_free(p.e);
+    mem_free(p.b);
+    mem_free(p.a);
+}
+
+static void test_reasons(void)
+{
+    for (unsigned i = 0; i < KSM_REASON_MAX; i++) {
+        g_assert(ksm_reason_name(i)[0] && ksm_reason_text(i)[0]);
+    }
+    g_assert(!strcmp(ksm_reason_name(KSM_REASON_VMA_LIMIT), "vma-limit"));
+}
+
+/* --- merged memory goes --- */
+
+#define COPIED  128u    /* pages of a chunk that are copied on write */
+
+static struct {
+    Pair *p;
+    unsigned pauses;
+    unsigned busy_pauses;       /* after so many it is no longer busy */
+    bool step;                  /* merging goes on in them */
+} un;
+
+/* Nobody sleeps with the lock: others get what they ask for. */
+static void un_pause(unsigned us)
+{
+    KsmRegion *r = un.p->ra;
+    KsmStats s;
+
+    g_assert(un.p->e->lock.next == un.p->e->lock.serving);
+    ksm_region_get_stats(r, &s);
+    if (++un.pauses == un.busy_pauses) {
+        un.p->a->busy = false;
+    }
+    for (unsigned i = 0; un.step && i < 30; i++) {
+        uint64_t merged = r->count[PAGE_MERGED];
+
+        ksm_rescan(un.p->e);
+        ksm_step(un.p->e, 1000000000);
+        g_assert(r->count[PAGE_MERGED] <= merged);
+    }
+}
+
+/* Merged, and then part of a written, with what other pages hold. */
+static bool un_start(Pair *p)
+{
+    if (!pair_start(p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops,
+                    MEM_SMALL)) {
+        return false;
+    }
+    if (p->e->uffd_wp < 0) {
+        g_test_skip("no write-protection of shared memory by userfaultfd "
+                    "(Linux 5.19): memory is not restored");
+        pair_end(p);
+        return false;
+    }
+    util_passes(p->e, 4);
+    g_assert(util_stats(p->e).pages_sharing == PAIR_PAGES);
+    mem_fill_run(p->a, 100, COPIED, 300, 1);
+    memset(&un, 0, sizeof(un));
+    un.p = p;
+    prim.pause = un_pause;
+    return true;
+}
+
+static void un_end(Pair *p)
+{
+    prim = prim_real;
+    p->a->busy = p->b->busy = false;
+    pair_end(p);
+}
+
+/* A device that goes on for ever: the owner is told, and nobody else waits. */
+static void test_unmerge_busy(void)
+{
+    Pair p;
+
+    if (!un_start(&p)) {
+        return;
+    }
+    p.a->busy = true;
+    g_assert(ksm_unmerge(p.ra, 0, PAIR_PAGES * PAGE) == -EBUSY);
+    g_assert(un.pauses > 0 && un.pauses < 100);
+    /* of what may be written to nothing was replaced; of the rest all was */
+    g_assert(p.ra->count[PAGE_MERGED] + p.ra->count[PAGE_BROKEN] == COPIED);
+    /* and whoever needs userfaultfd for himself gets it */
+    g_assert(!p.ra->tracking && !p.ra->registered);
+    mem_check(p.a);
+    g_assert(ksm_region_remove(p.ra, KSM_REMOVE_UNMERGE) == -EBUSY);
+    mem_check(p.a);
+    un_end(&p);
+}
+
+/* What is unmerged stays so, even if merging goes on meanwhile. */
+static void test_unmerge_step(void)
+{
+    Pair p;
+
+    if (!un_start(&p)) {
+        return;
+    }
+    p.a->busy = true;
+    un.busy_pauses = 5;
+    un.step = true;
+    g_assert(ksm_unmerge(p.ra, 0, PAIR_PAGES * PAGE) == 0);
+    g_assert(un.pauses == 5);
+    g_assert(p.ra->count[PAGE_MERGED] + p.ra->count[PAGE_BROKEN] == 0);
+    mem_check(p.a);
+    /* and afterwards it may be merged again */
+    prim.pause = prim_real.pause;
+    for (unsigned i = 0; i < 20 && !p.ra->count[PAGE_MERGED]; i++) {
+        util_passes(p.e, 1);
+    }
+    g_assert(p.ra->count[PAGE_MERGED]);
+    un_end(&p);
+}
+
+/* Inhibited, as it is when the owner unmerges: that is no reason not to. */
+static void test_unmerge_inhibited(void)
+{
+    Pair p;
+
+    if (!un_start(&p)) {
+        return;
+    }
+    p.a->inhibited = "run is off";
+    g_assert(ksm_unmerge(p.ra, 0, PAIR_PAGES * PAGE) == 0);
+    g_assert(p.ra->count[PAGE_MERGED] + p.ra->count[PAGE_BROKEN] == 0);
+    g_assert(mem_anonymous(p.a, 0, PAIR_PAGES) == PAIR_PAGES);
+    un_end(&p);
+}
+
+/* The lock is given up between chunks. */
+static void test_unmerge_turns(void)
+{
+    uint64_t turns;
+    Pair p;
+
+    if (!un_start(&p)) {
+        return;
+    }
+    turns = p.e->lock.next;
+    g_assert(ksm_unmerge(p.ra, 0, PAIR_PAGES * PAGE) == 0);
+    g_assert(p.e->lock.next - turns >= PAIR_PAGES * PAGE / CHUNK);
+    turns = p.e->lock.next;
+    g_assert(ksm_region_remove(p.rb, KSM_REMOVE_UNMERGE) == 0);
+    g_assert(p.e->lock.next - turns >= PAIR_PAGES * PAGE / CHUNK);
+    p.rb = util_add(p.e, p.b, &mem_ops);
+    un_end(&p);
+}
+
+/* As when a page of the pool fails: mapped, and SIGBUS is what it gives. */
+static void page_fails(Pair *s, size_t page)
+{
+    UffdRange range = { s->e->uffd_wp, s->a->addr + page * PAGE, PAGE };
+
+    g_assert(prim_real.uffd_register(&range, UFFD_PROTECT) == 0);
+    g_assert(madvise(range.addr, PAGE, MADV_DONTNEED) == 0);
+    g_assert(prim_real.uffd_poison(range.fd, range.addr, PAGE) == 0);
+    g_assert(prim_real.uffd_unregister(&range) == 0);
+}
+
+static bool is_readable(const char *page)
+{
+    int fd[2];
+    bool readable;
+
+    g_assert(pipe(fd) == 0);
+    readable = write(fd[1], page, 1) == 1;
+    close(fd[0]);
+    close(fd[1]);
+    return readable;
+}
+
+/* Unmerging does not read what has failed, and does not make it zeroes. */
+static void test_unmerge_failed(void)
+{
+    const size_t bad = 700;
+    Pair p;
+
+    if (!un_start(&p)) {
+        return;
+    }
+    page_fails(&p, bad);
+    g_assert(!is_readable(p.a->addr + bad * PAGE));
+    g_assert(ksm_unmerge(p.ra, 0, PAIR_PAGES * PAGE) == 0);
+    g_assert(p.ra->count[PAGE_MERGED] + p.ra->count[PAGE_BROKEN] == 0);
+    g_assert(!is_readable(p.a->addr + bad * PAGE));
+    g_assert(util_stats(p.e).poisoned == 1);
+    p.e->stage.poisoned.pages = 2;
+    g_assert(util_stats(p.e).poisoned == 3);
+    p.e->stage.poisoned.pages = 0;
+    util_passes(p.e, 6);
+    g_assert(!is_readable(p.a->addr + bad * PAGE));
+    g_assert(ksm_discard(p.ra, bad * PAGE, PAGE) == 0);
+    mem_gone(p.a, bad, 1);
+    un_end(&p);
+}
+
+static int unregister_fails(const UffdRange *range)
+{
+    return -ENOMEM;
+}
+
+/* Memory that could not be unregistered is not handed back as if it were. */
+static void test_registered(void)
+{
+    Pair p;
+
+    if (!un_start(&p)) {
+        return;
+    }
+    g_assert(ksm_unmerge(p.ra, 0, PAIR_PAGES * PAGE) == 0);
+    util_passes(p.e, 1);
+    g_assert(p.ra->tracking);
+    prim.uffd_unregister = unregister_fails;
+    g_assert(ksm_unmerge(p.ra, 0, PAIR_PAGES * PAGE) == -ENOMEM);
+    g_assert(ksm_region_remove(p.ra, KSM_REMOVE_UNMERGE) == -ENOMEM);
+    prim.uffd_unregister = prim_real.uffd_unregister;
+    util_remove(p.ra);
+    p.ra = util_add(p.e, p.a, &mem_ops);
+    un_end(&p);
+}
+
+static unsigned unregister_left;
+
+static int unregister_late(const UffdRange *range)
+{
+    if (unregister_left) {
+        unregister_left--;
+        return -EINTR;
+    }
+    return prim_real.uffd_unregister(range);
+}
+
+static void *map_fails(void *addr, size_t len, int prot, int flags, int fd,
+                       off_t offset)
+{
+    errno = ENOMEM;
+    return NULL;
+}
+
+static int register_then_no_memory(const UffdRange *range, unsigned mode)
+{
+    prim.map = map_fails;
+    return prim_real.uffd_register(range, mode);
+}
+
+/* Memory that could not be added is not kept registered: it may be later. */
+static void test_registered_refused(void)
+{
+    g_autoptr(GError) err = NULL;
+    KsmRegion *more;
+    Mem *c;
+    Pair p;
+
+    if (!un_start(&p)) {
+        return;
+    }
+    /* more than there is room for so far */
+    c = mem_new(40 * PAIR_PAGES, 0, MEM_SMALL);
+    unregister_left = 20;
+    prim.uffd_register = register_then_no_memory;
+    prim.uffd_unregister = unregister_late;
+    prim.pause = prim_real.pause;
+    more = ksm_region_add(p.e, c->addr, c->pages * PAGE, -1, &mem_ops, c, &err);
+    g_assert(!more && err && !unregister_left);
+    prim = prim_real;
+    more = util_add(p.e, c, &mem_ops);
+    util_remove(more);
+    mem_free(c);
+    un_end(&p);
+}
+
+/* Part of the memory is watched by its owner: that is left alone. */
+static void test_foreign(void)
+{
+    UffdRange range;
+    Pair p;
+
+    if (!un_start(&p)) {
+        return;
+    }
+    g_assert(ksm_unmerge(p.ra, 0, PAIR_PAGES * PAGE) == 0);
+    range = (UffdRange) { prim_real.uffd(), p.a->addr + 10 * PAGE, PAGE };
+    g_assert(prim_real.uffd_api(range.fd, UFFD_WP) == 0);
+    g_assert(prim_real.uffd_register(&range, UFFD_PROTECT) == 0);
+    util_passes(p.e, 2);
+    g_assert(!p.ra->tracking);
+    g_assert(ksm_unmerge(p.ra, 0, PAIR_PAGES * PAGE) == 0);
+    g_assert(prim_real.uffd_protect(&range, true) == 0);
+    g_assert(prim_real.uffd_protect(&range, false) == 0);
+    close(range.fd);
+    un_end(&p);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -1446,5 +1881,24 @@ int main(int argc, char **argv)
         }
     }
     g_test_add_func("/engine/stats/inhibited", test_stats_inhibited);
+    g_test_add_data_func("/engine/merge/pagemap",
+                         GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_merge);
+    g_test_add_data_func("/engine/merge/log",
+                         GINT_TO_POINTER(KSM_DIRTY_LOG), test_merge);
+    g_test_add_data_func("/engine/merge/checksum",
+                         GINT_TO_POINTER(KSM_DIRTY_CHECKSUM), test_merge);
+    g_test_add_func("/engine/inhibited", test_inhibited);
+    g_test_add_func("/engine/refuse", test_refuse);
+    g_test_add_func("/engine/forget", test_forget);
+    g_test_add_func("/engine/stats/reasons", test_reasons);
+    g_test_add_func("/engine/unmerge/again", test_unmerge);
+    g_test_add_func("/engine/unmerge/busy", test_unmerge_busy);
+    g_test_add_func("/engine/unmerge/step", test_unmerge_step);
+    g_test_add_func("/engine/unmerge/inhibited", test_unmerge_inhibited);
+    g_test_add_func("/engine/unmerge/turns", test_unmerge_turns);
+    g_test_add_func("/engine/unmerge/failed", test_unmerge_failed);
+    g_test_add_func("/engine/registered", test_registered);
+    g_test_add_func("/engine/registered/refused", test_registered_refused);
+    g_test_add_func("/engine/foreign", test_foreign);
     return g_test_run();
 }

@@ -18,8 +18,8 @@
 
 #include "base/prim.h"
 #include "memory/region.h"
+#include "house.h"
 #include "stores.h"
-#include "util.h"
 
 static long calls;          /* counted in this run */
 static long fail_at;        /* which one fails */

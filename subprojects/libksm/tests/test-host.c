@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 #include "base/prim.h"
-#include "util.h"
+#include "house.h"
 
 static const char *machine;
 static size_t page_size;

@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include "base/prim.h"
-#include "watch/dirty.h"
 #include "util.h"
 
 #define PAGES 16

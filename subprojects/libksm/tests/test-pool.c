@@ -418,6 +418,26 @@ static void test_children_faults(Fixture *f, gconstpointer data)
     }
 }
 
+/* A guest's page that has failed makes no pattern, and no signal. */
+static void test_pattern_failed(Fixture *f, gconstpointer data)
+{
+    char *page = mmap(NULL, PAGE_BYTES, PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    KsmPattern *t;
+
+    g_assert(page != MAP_FAILED);
+    g_assert(!pool_pattern_new(&f->pool, page, 1));
+    g_assert(mprotect(page, PAGE_BYTES, PROT_READ | PROT_WRITE) == 0);
+    page[7] = 7;
+    t = pool_pattern_new(&f->pool, page, 1);
+    g_assert(t);
+    for (uint32_t i = 0; i < t->filled; i++) {
+        g_assert(!memcmp(pool_page(&f->pool, t->first + i), page, PAGE_BYTES));
+    }
+    pool_settle(&f->pool, t->first);
+    munmap(page, PAGE_BYTES);
+}
+
 /* Uses of a pattern spread over its slots, and it grows with them. */
 static void test_pattern(Fixture *f, gconstpointer data)
 {
@@ -1986,6 +2006,7 @@ int main(int argc, char **argv)
     ADD_WITH(children_faults, seal, FAULT_SEAL);
     ADD(children_many);
     ADD(pattern);
+    ADD(pattern_failed);
     ADD(write_fails);
     ADD(punch_fails);
     ADD(used_up);

@@ -4,7 +4,7 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * A device may come at any moment; it is asked about when its writes are
- * blocked, not before.  And nobody who wants the engine's lock waits for it.
+ * blocked, not before.  And nobody who wants the lock waits for it.
  */
 #include <errno.h>
 #include <string.h>
@@ -12,14 +12,13 @@
 #include <unistd.h>
 
 #include "base/prim.h"
-#include "engine/state.h"
-#include "util.h"
+#include "rooms.h"
 
 #define PAGES   1024u
 #define BROKEN  128u    /* pages of a chunk that are copied on write */
 
 static struct {
-    KsmEngine *e;
+    Rooms *f;
     Mem *m;
     KsmRegion *r;
     const char *inhibited;      /* from the next write-protection on */
@@ -34,9 +33,9 @@ static struct {
     unsigned same_turn;         /* chunks done without giving it up between */
 } h;
 
-static bool lock_is_free(KsmEngine *e)
+static bool lock_is_free(const Rooms *f)
 {
-    return e->lock.next == e->lock.serving;
+    return f->lock.next == f->lock.serving;
 }
 
 /* A device is plugged in. */
@@ -55,8 +54,8 @@ static int h_remap(void *from, size_t len, void *to)
 {
     h.remaps++;
     h.copy = from;
-    h.same_turn += h.e->lock.next == h.turn;
-    h.turn = h.e->lock.next;
+    h.same_turn += h.f->lock.next == h.turn;
+    h.turn = h.f->lock.next;
     if (h.remaps_fail) {
         h.remaps_fail--;
         g_assert(!h.gap || munmap(to, len) == 0);
@@ -68,24 +67,22 @@ static int h_remap(void *from, size_t len, void *to)
 /* Nobody sleeps with the lock: others get what they ask for. */
 static void h_pause(unsigned us)
 {
-    KsmStats s;
-
-    g_assert(lock_is_free(h.e));
-    ksm_region_get_stats(h.r, &s);
+    g_assert(lock_is_free(h.f));
+    lock_take(&h.f->lock);
+    lock_release(&h.f->lock);
     if (++h.pauses == h.busy_pauses) {
         h.m->busy = false;
     }
     for (unsigned i = 0; h.step && i < 30; i++) {
         uint64_t merged = h.r->count[PAGE_MERGED];
 
-        ksm_rescan(h.e);
-        ksm_step(h.e, 1000000000);
+        rooms_pass(h.f);
         g_assert(h.r->count[PAGE_MERGED] <= merged);
     }
 }
 
 typedef struct Scene {
-    KsmEngine *e;
+    Rooms f;
     Mem *a, *b;
     KsmRegion *ra, *rb;
 } Scene;
@@ -93,27 +90,26 @@ typedef struct Scene {
 /* Merged, and then part of a written, with what other pages hold. */
 static bool scene_start(Scene *s)
 {
-    s->e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
-    if (!s->e) {
+    if (!rooms_open(&s->f, KSM_DIRTY_PAGEMAP, ROOMS_SHARING)) {
         return false;
     }
-    if (s->e->uffd_wp < 0) {
+    if (s->f.uffd_wp < 0) {
         g_test_skip("no write-protection of shared memory by userfaultfd "
                     "(Linux 5.19): memory is not restored");
-        ksm_engine_free(s->e);
+        rooms_close(&s->f);
         return false;
     }
     s->a = mem_new(PAGES, 0, MEM_SMALL);
     s->b = mem_new(PAGES, 0, MEM_SMALL);
     mem_fill_run(s->a, 0, PAGES, 1, 1);
     mem_fill_run(s->b, 0, PAGES, 1, 1);
-    s->ra = util_add(s->e, s->a, &mem_ops);
-    s->rb = util_add(s->e, s->b, &mem_ops);
-    util_passes(s->e, 4);
-    g_assert(util_stats(s->e).pages_sharing == PAGES);
+    s->ra = rooms_add(&s->f, s->a, &mem_ops);
+    s->rb = rooms_add(&s->f, s->b, &mem_ops);
+    rooms_passes(&s->f, 4);
+    g_assert(rooms_sharing(&s->f) == PAGES);
     mem_fill_run(s->a, 100, BROKEN, 300, 1);
     memset(&h, 0, sizeof(h));
-    h.e = s->e;
+    h.f = &s->f;
     h.m = s->a;
     h.r = s->ra;
     prim.uffd_protect = h_protect;
@@ -126,30 +122,22 @@ static void scene_end(Scene *s)
 {
     prim = prim_real;
     s->a->busy = s->b->busy = false;
-    region_check(s->ra);
-    region_check(s->rb);
+    rooms_check(&s->f, s->ra);
+    rooms_check(&s->f, s->rb);
     mem_check(s->a);
     mem_check(s->b);
-    util_remove(s->ra);
-    util_remove(s->rb);
+    rooms_remove(&s->f, s->ra);
+    rooms_remove(&s->f, s->rb);
     mem_check(s->a);
     mem_check(s->b);
-    ksm_engine_free(s->e);
+    rooms_close(&s->f);
     mem_free(s->a);
     mem_free(s->b);
 }
 
-/* Until scan restores, or has had many occasions to. */
-static void passes(Scene *s)
-{
-    for (unsigned i = 0; i < 40 && !h.remaps; i++) {
-        util_passes(s->e, 1);
-    }
-}
-
 /*
  * Scan found that it may, and just then a device is told where memory is:
- * pages that were copied stay where they are.
+ * pages that were copied stay where they are, others do not have to.
  */
 static void test_scan(gconstpointer data)
 {
@@ -160,16 +148,20 @@ static void test_scan(gconstpointer data)
     }
     h.busy = GPOINTER_TO_INT(data);
     h.inhibited = h.busy ? NULL : "a device";
-    passes(&s);
+    g_assert(rooms_restore(&s.f, s.ra, 100, BROKEN) == -EBUSY);
     g_assert(s.a->busy == h.busy && s.a->inhibited == h.inhibited);
     g_assert(h.remaps == 0);
     g_assert(mem_anonymous(s.a, 100, BROKEN) == BROKEN);
+    g_assert(rooms_restore(&s.f, s.ra, 0, 512) == -EBUSY);
+    g_assert(h.remaps == 2);
+    g_assert(s.ra->count[PAGE_NEW] == 512 - BROKEN);
     mem_check(s.a);
     /* it is gone again */
     h.busy = s.a->busy = false;
     h.inhibited = s.a->inhibited = NULL;
-    passes(&s);
-    g_assert(h.remaps > 0);
+    g_assert(rooms_restore(&s.f, s.ra, 0, 512) == 0);
+    g_assert(h.remaps == 3);
+    g_assert(s.ra->count[PAGE_NEW] == 512);
     mem_check(s.a);
     scene_end(&s);
 }
@@ -183,14 +175,10 @@ static void test_unmerge_busy(void)
         return;
     }
     s.a->busy = true;
-    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == -EBUSY);
+    g_assert(rooms_unmerge(&s.f, s.ra, 0, PAGES) == -EBUSY);
     g_assert(h.pauses > 0 && h.pauses < 100);
     /* of what may be written to nothing was replaced; of the rest all was */
     g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == BROKEN);
-    /* and whoever needs userfaultfd for himself gets it */
-    g_assert(!s.ra->tracking && !s.ra->registered);
-    mem_check(s.a);
-    g_assert(ksm_region_remove(s.ra, KSM_REMOVE_UNMERGE) == -EBUSY);
     mem_check(s.a);
     scene_end(&s);
 }
@@ -206,14 +194,14 @@ static void test_unmerge_step(void)
     s.a->busy = true;
     h.busy_pauses = 5;
     h.step = true;
-    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
+    g_assert(rooms_unmerge(&s.f, s.ra, 0, PAGES) == 0);
     g_assert(h.pauses == 5);
     g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == 0);
     mem_check(s.a);
     /* and afterwards it may be merged again */
     prim.pause = prim_real.pause;
     for (unsigned i = 0; i < 20 && !s.ra->count[PAGE_MERGED]; i++) {
-        util_passes(s.e, 1);
+        rooms_passes(&s.f, 1);
     }
     g_assert(s.ra->count[PAGE_MERGED]);
     scene_end(&s);
@@ -228,7 +216,7 @@ static void test_unmerge_inhibited(void)
         return;
     }
     s.a->inhibited = h.inhibited = "run is off";
-    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
+    g_assert(rooms_unmerge(&s.f, s.ra, 0, PAGES) == 0);
     g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == 0);
     g_assert(mem_anonymous(s.a, 0, PAGES) == PAGES);
     scene_end(&s);
@@ -243,22 +231,21 @@ static void test_unmerge_turns(void)
     if (!scene_start(&s)) {
         return;
     }
-    turns = s.e->lock.next;
-    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
-    g_assert(s.e->lock.next - turns >= PAGES * PAGE / CHUNK);
+    turns = s.f.lock.next;
+    g_assert(rooms_unmerge(&s.f, s.ra, 0, PAGES) == 0);
+    g_assert(s.f.lock.next - turns >= PAGES * PAGE / CHUNK);
     g_assert(h.remaps == PAGES * PAGE / CHUNK && h.same_turn == 0);
-    turns = s.e->lock.next;
-    g_assert(ksm_region_remove(s.rb, KSM_REMOVE_UNMERGE) == 0);
-    g_assert(s.e->lock.next - turns >= PAGES * PAGE / CHUNK);
+    turns = s.f.lock.next;
+    g_assert(rooms_unmerge(&s.f, s.rb, 0, PAGES) == 0);
+    g_assert(s.f.lock.next - turns >= PAGES * PAGE / CHUNK);
     g_assert(h.remaps == 2 * PAGES * PAGE / CHUNK && h.same_turn == 0);
-    s.rb = util_add(s.e, s.b, &mem_ops);
     scene_end(&s);
 }
 
 /* As when a page of the pool fails: mapped, and SIGBUS is what it gives. */
 static void page_fails(Scene *s, size_t page)
 {
-    UffdRange range = { s->e->uffd_wp, s->a->addr + page * PAGE, PAGE };
+    UffdRange range = { s->f.uffd_wp, s->a->addr + page * PAGE, PAGE };
 
     g_assert(prim_real.uffd_register(&range, UFFD_PROTECT) == 0);
     g_assert(madvise(range.addr, PAGE, MADV_DONTNEED) == 0);
@@ -289,111 +276,14 @@ static void test_unmerge_failed(gconstpointer data)
     }
     page_fails(&s, bad);
     g_assert(!is_readable(s.a->addr + bad * PAGE));
-    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
+    g_assert(rooms_unmerge(&s.f, s.ra, 0, PAGES) == 0);
     g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == 0);
     g_assert(!is_readable(s.a->addr + bad * PAGE));
-    g_assert(util_stats(s.e).poisoned == 1);
-    util_passes(s.e, 6);
+    g_assert(rooms_poisoned(&s.f) == 1);
+    rooms_passes(&s.f, 6);
     g_assert(!is_readable(s.a->addr + bad * PAGE));
-    g_assert(ksm_discard(s.ra, bad * PAGE, PAGE) == 0);
+    rooms_discard(&s.f, s.ra, bad, 1);
     mem_gone(s.a, bad, 1);
-    scene_end(&s);
-}
-
-static int unregister_fails(const UffdRange *range)
-{
-    return -ENOMEM;
-}
-
-/* Memory that could not be unregistered is not handed back as if it were. */
-static void test_registered(void)
-{
-    Scene s;
-
-    if (!scene_start(&s)) {
-        return;
-    }
-    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
-    util_passes(s.e, 1);
-    g_assert(s.ra->tracking);
-    prim.uffd_unregister = unregister_fails;
-    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == -ENOMEM);
-    g_assert(ksm_region_remove(s.ra, KSM_REMOVE_UNMERGE) == -ENOMEM);
-    prim.uffd_unregister = prim_real.uffd_unregister;
-    util_remove(s.ra);
-    s.ra = util_add(s.e, s.a, &mem_ops);
-    scene_end(&s);
-}
-
-static unsigned unregister_left;
-
-static int unregister_late(const UffdRange *range)
-{
-    if (unregister_left) {
-        unregister_left--;
-        return -EINTR;
-    }
-    return prim_real.uffd_unregister(range);
-}
-
-static void *map_fails(void *addr, size_t len, int prot, int flags, int fd,
-                       off_t offset)
-{
-    errno = ENOMEM;
-    return NULL;
-}
-
-static int register_then_no_memory(const UffdRange *range, unsigned mode)
-{
-    prim.map = map_fails;
-    return prim_real.uffd_register(range, mode);
-}
-
-/* Memory that could not be added is not kept registered: it may be later. */
-static void test_registered_refused(void)
-{
-    g_autoptr(GError) err = NULL;
-    KsmRegion *more;
-    Mem *c;
-    Scene s;
-
-    if (!scene_start(&s)) {
-        return;
-    }
-    /* more than there is room for so far */
-    c = mem_new(40 * PAGES, 0, MEM_SMALL);
-    unregister_left = 20;
-    prim.uffd_register = register_then_no_memory;
-    prim.uffd_unregister = unregister_late;
-    prim.pause = prim_real.pause;
-    more = ksm_region_add(s.e, c->addr, c->pages * PAGE, -1, &mem_ops, c, &err);
-    g_assert(!more && err && !unregister_left);
-    prim = prim_real;
-    more = util_add(s.e, c, &mem_ops);
-    util_remove(more);
-    mem_free(c);
-    scene_end(&s);
-}
-
-/* Part of the memory is watched by its owner: that is left alone. */
-static void test_foreign(void)
-{
-    UffdRange range;
-    Scene s;
-
-    if (!scene_start(&s)) {
-        return;
-    }
-    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
-    range = (UffdRange) { prim_real.uffd(), s.a->addr + 10 * PAGE, PAGE };
-    g_assert(prim_real.uffd_api(range.fd, UFFD_WP) == 0);
-    g_assert(prim_real.uffd_register(&range, UFFD_PROTECT) == 0);
-    util_passes(s.e, 2);
-    g_assert(!s.ra->tracking);
-    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) == 0);
-    g_assert(prim_real.uffd_protect(&range, true) == 0);
-    g_assert(prim_real.uffd_protect(&range, false) == 0);
-    close(range.fd);
     scene_end(&s);
 }
 
@@ -416,11 +306,11 @@ static void test_mappings(void)
                                  NULL));
     max = g_ascii_strtoull(text, NULL, 10);
     before = util_mappings();
-    ksm_engine_set_vma_reserve(s.e, max - before - room);
-    g_assert(ksm_unmerge(s.ra, 0, PAGES * PAGE) < 0);
+    rooms_vma_reserve(&s.f, max - before - room);
+    g_assert(rooms_unmerge(&s.f, s.ra, 0, PAGES) < 0);
     g_assert(util_mappings() <= before + room);
     mem_check(s.a);
-    ksm_engine_set_vma_reserve(s.e, 0);
+    rooms_vma_reserve(&s.f, 0);
     scene_end(&s);
 }
 
@@ -453,13 +343,13 @@ static void test_remap_fails(gconstpointer data)
     }
     prim.pause = pause_not;
     h.remaps_fail = G_MAXUINT;
-    g_assert(ksm_unmerge(s.ra, 0, 512 * PAGE) == -ENOMEM);
+    g_assert(rooms_unmerge(&s.f, s.ra, 0, 512) == -ENOMEM);
     g_assert(h.remaps > 1 && !is_mapped(h.copy));
     g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == PAGES);
     mem_check(s.a);
     mem_fill_run(s.a, 0, 512, 4000, 1);
     h.remaps_fail = 0;
-    g_assert(ksm_unmerge(s.ra, 0, 512 * PAGE) == 0);
+    g_assert(rooms_unmerge(&s.f, s.ra, 0, 512) == 0);
     g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == 512);
     scene_end(&s);
 }
@@ -475,7 +365,7 @@ static void test_remap_gap(void)
     prim.pause = pause_not;
     h.gap = true;
     h.remaps_fail = 20;
-    g_assert(ksm_unmerge(s.ra, 0, 512 * PAGE) == 0);
+    g_assert(rooms_unmerge(&s.f, s.ra, 0, 512) == 0);
     g_assert(h.remaps == 21);
     g_assert(mem_anonymous(s.a, 0, 512) == 512);
     h.gap = false;
@@ -514,15 +404,15 @@ static void test_mappings_few(void)
         s.a->busy = true;
         prim.now_ns = clock_stands;
         /* as if just counted */
-        s.e->vmas = (KsmVmas) {
-            .maps = s.e->vmas.maps, .percent = s.e->vmas.percent,
+        s.f.vmas = (KsmVmas) {
+            .maps = s.f.vmas.maps, .percent = s.f.vmas.percent,
             .max = 10000, .limit = 10000, .used = 10000 - cases[i].left,
             .counted = clock_stands(),
         };
-        g_assert(ksm_unmerge(s.ra, 0, 512 * PAGE) == -ENOMEM);
+        g_assert(rooms_unmerge(&s.f, s.ra, 0, 512) == -ENOMEM);
         g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] ==
                  PAGES - cases[i].restored);
-        g_assert(s.e->vmas.since == 2 * cases[i].restored);
+        g_assert(s.f.vmas.since == 2 * cases[i].restored);
         mem_check(s.a);
         scene_end(&s);
     }
@@ -544,9 +434,6 @@ int main(int argc, char **argv)
     /* nothing before it in its run says that this is not of zeroes */
     g_test_add_data_func("/restore/unmerge/failed-first",
                          GUINT_TO_POINTER(512), test_unmerge_failed);
-    g_test_add_func("/restore/registered", test_registered);
-    g_test_add_func("/restore/registered/refused", test_registered_refused);
-    g_test_add_func("/restore/foreign", test_foreign);
     g_test_add_func("/restore/mappings", test_mappings);
     g_test_add_func("/restore/mappings-few", test_mappings_few);
     g_test_add_data_func("/restore/remap-fails/data", GINT_TO_POINTER(false),

@@ -20,8 +20,8 @@
 #include "engine/scan.h"
 #include "engine/state.h"
 #include "merge/quiet.h"
+#include "house.h"
 #include "stores.h"
-#include "util.h"
 
 #define PAGES   (4 * 512u)
 
@@ -1067,6 +1067,79 @@ static void test_broken_backoff(void)
     }
     prim.remap = prim_real.remap;
     scene_end(&s);
+}
+
+/* --- a device --- */
+
+static struct {
+    Mem *m;
+    const char *inhibited;  /* from the next write-protection on */
+    bool busy;
+} plugged;
+
+/* A device is plugged in. */
+static int plug_protect(const UffdRange *range, bool on)
+{
+    int ret = prim_real.uffd_protect(range, on);
+
+    if (on) {
+        plugged.m->inhibited = plugged.inhibited;
+        plugged.m->busy |= plugged.busy;
+    }
+    return ret;
+}
+
+/* Until pages are restored, or there were many occasions to. */
+static void passes_restore(Pair *p)
+{
+    for (unsigned i = 0; i < 40 && !remaps; i++) {
+        util_passes(p->e, 1);
+    }
+}
+
+/*
+ * Scan found that it may restore, and just then a device is told where memory
+ * is: pages that were copied stay where they are.
+ */
+static void test_broken_device(gconstpointer data)
+{
+    const unsigned n = 128;
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops,
+                    MEM_SMALL)) {
+        return;
+    }
+    if (p.e->uffd_wp < 0) {
+        g_test_skip("no write-protection of shared memory by userfaultfd "
+                    "(Linux 5.19): memory is not restored");
+        pair_end(&p);
+        return;
+    }
+    util_passes(p.e, 4);
+    g_assert(util_stats(p.e).pages_sharing == PAIR_PAGES);
+    mem_fill_run(p.a, 100, n, 300, 1);
+    plugged.m = p.a;
+    plugged.busy = GPOINTER_TO_INT(data);
+    plugged.inhibited = plugged.busy ? NULL : "a device";
+    remaps = 0;
+    prim.uffd_protect = plug_protect;
+    prim.remap = count_remap;
+    passes_restore(&p);
+    g_assert(p.a->busy == plugged.busy);
+    g_assert(p.a->inhibited == plugged.inhibited);
+    g_assert(remaps == 0);
+    g_assert(mem_anonymous(p.a, 100, n) == n);
+    mem_check(p.a);
+    /* it is gone again */
+    plugged.busy = p.a->busy = false;
+    plugged.inhibited = p.a->inhibited = NULL;
+    passes_restore(&p);
+    g_assert(remaps > 0);
+    mem_check(p.a);
+    prim.uffd_protect = prim_real.uffd_protect;
+    prim.remap = prim_real.remap;
+    pair_end(&p);
 }
 
 static void add_sources(const char *path, GTestDataFunc fn)
@@ -2664,9 +2737,135 @@ static void test_smart_off(void)
     scene_end(&s);
 }
 
+/* --- what is merged at all --- */
+
+static void test_zero(gconstpointer data)
+{
+    KsmScope scope = GPOINTER_TO_INT(data);
+    KsmEngine *e = util_engine(scope, KSM_DIRTY_PAGEMAP);
+    KsmStats s, own;
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(1000, 100, MEM_SMALL);
+    mem_fill_run(m, 0, 400, 0, 0);
+    mem_fill_run(m, 500, 100, 1, 0);
+    r = util_add(e, m, NULL);
+    util_passes(e, 4);
+    s = util_stats(e);
+    g_assert(s.zero_pages == 400);
+    g_assert(s.merged == 400 + s.pages_shared + s.pages_sharing);
+    ksm_region_get_stats(r, &own);
+    g_assert(own.merged == s.merged);
+    g_assert(mem_present(m, 0, 500) == 0);
+    g_assert(scope == KSM_SCOPE_VM ? s.pages_sharing > 0
+                                   : s.pages_sharing == 0);
+    mem_write(m, 5, 5, 5);
+    util_passes(e, 4);
+    g_assert(util_stats(e).zero_pages == 399);
+    mem_check(m);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* A huge page is not broken for less than split_min_pages. */
+static void test_split_min(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    Mem *a, *b;
+    KsmRegion *ra, *rb;
+    KsmStats s;
+
+    if (!e) {
+        return;
+    }
+    a = mem_new(512, 0, MEM_HUGE);
+    b = mem_new(512, 0, MEM_HUGE);
+    mem_fill_run(a, 0, 512, 1, 1);
+    mem_fill_run(b, 0, 512, 10001, 1);
+    mem_fill_run(b, 0, 60, 1, 1);
+    ra = util_add(e, a, NULL);
+    rb = util_add(e, b, NULL);
+    util_passes(e, 8);
+    s = util_stats(e);
+    g_assert(s.huge_split == 0 && s.pages_sharing == 0);
+    g_assert(s.reasons[KSM_REASON_NOT_WORTH] == 120);
+    mem_fill_run(b, 60, 60, 61, 1);
+    util_passes(e, 12);
+    s = util_stats(e);
+    /* ... if huge pages could be had at all */
+    g_assert(s.pages_sharing == 120 || s.huge_split == 0);
+    mem_check(a);
+    mem_check(b);
+    util_remove(ra);
+    util_remove(rb);
+    ksm_engine_free(e);
+    mem_free(a);
+    mem_free(b);
+}
+
+/* Pages of another node are not merged with ours. */
+static void test_nodes(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    KsmRegion *r[2];
+    Mem *m[2];
+
+    if (!e) {
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        m[i] = mem_new(512, 0, MEM_SMALL);
+        mem_fill_run(m[i], 0, 512, 1, 1);
+        r[i] = ksm_region_add(e, m[i]->addr, 512 * PAGE, i, NULL, NULL, NULL);
+        g_assert(r[i]);
+    }
+    util_passes(e, 6);
+    g_assert(util_stats(e).pages_sharing == 0);
+    for (int i = 0; i < 2; i++) {
+        util_remove(r[i]);
+        mem_free(m[i]);
+    }
+    ksm_engine_free(e);
+}
+
+/* Unchanged memory is not hashed again; changing memory is passed over. */
+static void test_smart(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    KsmRegion *r;
+    KsmStats s;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(512, 0, MEM_SMALL);
+    mem_fill_run(m, 0, 512, 1, 1);
+    r = util_add(e, m, NULL);
+    util_passes(e, 10);
+    s = util_stats(e);
+    g_assert(s.pages_scanned == 512 && s.pages_unshared == 512);
+    g_assert(s.state == KSM_STATE_IDLE);
+    for (unsigned i = 0; i < 12; i++) {
+        mem_fill_run(m, 0, 512, 1000000 * (i + 2), 1);
+        util_passes(e, 4);
+    }
+    g_assert(util_stats(e).pages_skipped > 512);
+    mem_check(m);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
+    stores_choose();
     prim.cpu_ns = util_cpu_by_call;
     g_test_add_func("/scan/vmas/reserve", test_vma_reserve);
     g_test_add_func("/scan/vmas/few", test_vma_few);
@@ -2681,6 +2880,10 @@ int main(int argc, char **argv)
     add_sources("/scan/broken/zeroes", test_broken_zeroes);
     add_sources("/scan/broken/churn", test_broken_churn);
     add_sources("/scan/broken/owner", test_broken_owner);
+    g_test_add_data_func("/scan/broken/inhibited", GINT_TO_POINTER(false),
+                         test_broken_device);
+    g_test_add_data_func("/scan/broken/busy", GINT_TO_POINTER(true),
+                         test_broken_device);
     g_test_add_func("/scan/broken/log", test_broken_log);
     g_test_add_func("/scan/broken/unasked", test_broken_unasked);
     g_test_add_func("/scan/broken/runs", test_broken_runs);
@@ -2738,5 +2941,12 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/smart/zero", test_smart_zero);
     g_test_add_func("/scan/smart/checksum", test_smart_checksum);
     g_test_add_func("/scan/smart/off", test_smart_off);
+    g_test_add_data_func("/scan/merged/zero-vm", GINT_TO_POINTER(KSM_SCOPE_VM),
+                         test_zero);
+    g_test_add_data_func("/scan/merged/zero-only",
+                         GINT_TO_POINTER(KSM_SCOPE_ZERO), test_zero);
+    g_test_add_func("/scan/merged/split-min", test_split_min);
+    g_test_add_func("/scan/merged/nodes", test_nodes);
+    g_test_add_func("/scan/merged/smart", test_smart);
     return g_test_run();
 }

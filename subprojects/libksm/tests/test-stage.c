@@ -16,16 +16,14 @@
 #include <unistd.h>
 
 #include "base/prim.h"
-#include "engine/state.h"
-#include "stores.h"
-#include "util.h"
+#include "rooms.h"
 
 #define PAGES   1024u
 #define SEEDS   60u
 
 /* What befalls.  Chances are in percent. */
 static struct {
-    KsmEngine *e;
+    Rooms *f;
     Mem *m;                 /* from whose pages on */
     GRand *rand;
     unsigned scan_fails, copy_fails, back_fails;
@@ -44,7 +42,7 @@ static struct {
 
 static bool in_stage(const void *p)
 {
-    const char *stage = h.e->stage.small;
+    const char *stage = h.f->stage.small;
 
     return (const char *)p >= stage &&
            (const char *)p < stage + 2 * CHUNK_BYTES;
@@ -149,7 +147,7 @@ static bool is_there(const void *page)
     uint64_t entry;
     off_t at = (uintptr_t)page / PAGE * sizeof(entry);
 
-    g_assert(prim_real.read_at(h.e->kinds.pagemap, &entry, sizeof(entry), at) ==
+    g_assert(prim_real.read_at(h.f->kinds.pagemap, &entry, sizeof(entry), at) ==
              sizeof(entry));
     return entry >> 62;
 }
@@ -191,7 +189,7 @@ static ssize_t h_pagemap(PmScan *scan)
 
 static ssize_t h_read_at(int fd, void *buf, size_t len, off_t offset)
 {
-    return fd == h.e->kinds.pagemap && is_silent()
+    return fd == h.f->kinds.pagemap && is_silent()
            ? -ENOMEM : prim_real.read_at(fd, buf, len, offset);
 }
 
@@ -224,7 +222,7 @@ static void expect_warning(const char *text)
 }
 
 typedef struct Scene {
-    KsmEngine *e;
+    Rooms f;
     Mem *a, *b;
     KsmRegion *ra, *rb;
 } Scene;
@@ -235,8 +233,7 @@ typedef struct Scene {
  */
 static bool scene_start_with(Scene *s, MemPages kind, KsmDirtySource dirty)
 {
-    s->e = util_engine(KSM_SCOPE_VM, dirty);
-    if (!s->e) {
+    if (!rooms_open(&s->f, dirty, ROOMS_SHARING)) {
         return false;
     }
     s->a = mem_new(PAGES, 0, MEM_SMALL);
@@ -244,11 +241,11 @@ static bool scene_start_with(Scene *s, MemPages kind, KsmDirtySource dirty)
     mem_fill_run(s->a, 0, PAGES, 1, 1);
     mem_fill_run(s->b, 0, PAGES, 1, 1);
     /* what is added last fills the pool, the other is compared with it */
-    s->rb = util_add(s->e, s->b, &mem_ops);
-    s->ra = util_add(s->e, s->a, &mem_ops);
+    s->rb = rooms_add(&s->f, s->b, &mem_ops);
+    s->ra = rooms_add(&s->f, s->a, &mem_ops);
     memset(&h, 0, sizeof(h));
     expect_warning(NULL);
-    h.e = s->e;
+    h.f = &s->f;
     h.m = s->b;
     h.scans_left = G_MAXUINT;
     h.rand = g_rand_new_with_seed(1);
@@ -258,7 +255,6 @@ static bool scene_start_with(Scene *s, MemPages kind, KsmDirtySource dirty)
     prim.pagemap = h_pagemap;
     prim.read_at = h_read_at;
     prim.pause = h_pause;
-    prim.cpu_ns = util_cpu_by_call;
     return true;
 }
 
@@ -274,28 +270,20 @@ static void split_mappings(Mem *m)
     }
 }
 
-/* What was staged is somewhere else by now. */
-static void check_empty(const KsmEngine *e)
-{
-    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        g_assert(!is_there(e->stage.small + i * PAGE));
-        g_assert(!is_there(e->stage.huge + i * PAGE));
-    }
-}
-
 static void scene_end(Scene *s)
 {
     prim = prim_real;
-    check_empty(s->e);
-    region_check(s->ra);
-    region_check(s->rb);
+    /* what was staged is somewhere else by now */
+    g_assert(rooms_staged(&s->f) == 0);
+    rooms_check(&s->f, s->ra);
+    rooms_check(&s->f, s->rb);
     mem_check(s->a);
     mem_check(s->b);
-    util_remove(s->ra);
-    util_remove(s->rb);
+    rooms_remove(&s->f, s->ra);
+    rooms_remove(&s->f, s->rb);
     mem_check(s->a);
     mem_check(s->b);
-    ksm_engine_free(s->e);
+    rooms_close(&s->f);
     g_rand_free(h.rand);
     mem_free(s->a);
     mem_free(s->b);
@@ -307,6 +295,7 @@ static void scene_end(Scene *s)
  */
 static void test_random(void)
 {
+    unsigned moves = 0;
     Scene s;
 
     for (unsigned seed = 0; seed < SEEDS; seed++) {
@@ -320,9 +309,50 @@ static void test_random(void)
         h.copy_fails = seed % 5 * 20;
         h.back_fails = seed % 4 * 25;
         for (unsigned i = 0; i < 3; i++) {
-            util_passes(s.e, 2);
+            rooms_passes(&s.f, 2);
             mem_check(s.b);
         }
+        moves += h.moves_out;
+        scene_end(&s);
+    }
+    g_assert(moves > 2 * SEEDS);
+}
+
+/*
+ * A span goes there and back by itself, as long as calls back work at times.
+ * While a device may be writing to it nothing is copied.
+ */
+static void test_back(gconstpointer data)
+{
+    const bool busy = GPOINTER_TO_INT(data);
+    Scene s;
+
+    for (unsigned seed = 0; seed < SEEDS; seed++) {
+        size_t page;
+        unsigned n;
+        RoomsSpan span;
+
+        if (!scene_start(&s, seed % 3 ? MEM_SMALL : MEM_HUGE)) {
+            return;
+        }
+        if (seed % 3 == 2) {
+            split_mappings(s.b);
+        }
+        g_rand_set_seed(h.rand, seed);
+        page = seed % 6 ? g_rand_int_range(h.rand, 0, CHUNK_PAGES) : 0;
+        n = seed % 6 ? g_rand_int_range(h.rand, 0, CHUNK_PAGES - page) + 1
+                     : CHUNK_PAGES;
+        h.copy_fails = seed % 5 * 20;
+        h.back_fails = seed % 4 * 25;
+        s.b->busy = busy;
+        g_assert(rooms_isolate(&s.f, &span, s.rb, page, n));
+        g_assert(mem_present(s.b, page, n) == 0);
+        g_assert(rooms_staged(&s.f) == n);
+        rooms_put_back(&s.f, &span);
+        g_assert(mem_anonymous(s.b, page, n) == n);
+        g_assert(!busy || !h.copied);
+        rooms_release(&s.f, &span);
+        s.b->busy = false;
         scene_end(&s);
     }
 }
@@ -341,9 +371,10 @@ static void test_few_calls(void)
     g_assert(madvise(s.b->addr + 3 * PAGE, PAGE, MADV_DONTDUMP) == 0);
     g_assert(madvise(s.b->addr + 515 * PAGE, PAGE, MADV_DONTDUMP) == 0);
     s.b->busy = true;
-    while (!util_stats(s.e).busy) {
-        util_passes(s.e, 1);
+    for (unsigned i = 0; i < 20 && !s.f.merge.busy; i++) {
+        rooms_passes(&s.f, 1);
     }
+    g_assert(s.f.merge.busy);
     g_test_message("%u out, %u back", h.moves_out, h.moves_back);
     g_assert(h.moves_out > 6 && h.moves_out < 100);
     g_assert(h.moves_back > 6 && h.moves_back < 100);
@@ -372,10 +403,11 @@ static void test_silent(gconstpointer data)
         s.b->busy = seed % 5 == 4;
         for (unsigned i = 0; i < 4; i++) {
             h.scans_left = scans;
-            util_passes(s.e, 2);
+            rooms_passes(&s.f, 2);
             mem_check(s.b);
         }
         h.scans_left = G_MAXUINT;
+        g_assert(h.moves_out > 0);
         scene_end(&s);
     }
 }
@@ -387,7 +419,7 @@ static void stage_fails(void)
 {
     /* as the kernel does when memory fails: the entry is a marker */
     g_assert(madvise(bad_stage, PAGE, MADV_DONTNEED) == 0);
-    g_assert(prim_real.uffd_poison(h.e->uffd, bad_stage, PAGE) == 0);
+    g_assert(prim_real.uffd_poison(h.f->uffd, bad_stage, PAGE) == 0);
 }
 
 static void note_stage(char *stage, char *home)
@@ -449,11 +481,11 @@ static void test_poison(gconstpointer data)
     prim.uffd_poison = how->no_marker ? h_no_poison : prim_real.uffd_poison;
     h.refuse = how->unmovable ? G_MAXUINT : 0;
     expect_warning("memory they were in failed");
-    for (unsigned i = 0; i < 9 && !util_stats(s.e).poisoned; i++) {
-        util_passes(s.e, 1);
+    for (unsigned i = 0; i < 9 && !rooms_poisoned(&s.f); i++) {
+        rooms_passes(&s.f, 1);
     }
     g_assert(warnings == 1);
-    g_assert(util_stats(s.e).poisoned == 1);
+    g_assert(rooms_poisoned(&s.f) == 1);
     /* given up at once where it is sure, and else after 100 ms */
     g_assert(how->unmovable ? h.paused_us > 90000 && h.paused_us < 200000
                             : h.paused_us < 10000);
@@ -463,7 +495,7 @@ static void test_poison(gconstpointer data)
     /* never zeroes */
     g_assert(!is_readable(s.b->addr + how->page * PAGE));
     h.change = s.b->busy = false;
-    util_passes(s.e, 6);
+    rooms_passes(&s.f, 6);
     g_assert(!is_readable(s.b->addr + how->page * PAGE));
     /* the owner may do something about it */
     g_assert(mmap(s.b->addr + how->page * PAGE, PAGE, PROT_READ | PROT_WRITE,
@@ -471,7 +503,7 @@ static void test_poison(gconstpointer data)
              MAP_FAILED);
     mem_gone(s.b, how->page, 1);
     mem_check(s.b);
-    g_assert(util_stats(s.e).poisoned == 1);
+    g_assert(rooms_poisoned(&s.f) == 1);
     scene_end(&s);
 }
 
@@ -544,9 +576,10 @@ static void displaced(void (*how)(char *, char *), bool busy,
     if (how != owner_protects) {
         expect_warning("dropped: their owner");
     }
-    while (h.once) {
-        util_passes(s.e, 1);
+    for (unsigned i = 0; i < 20 && h.once; i++) {
+        rooms_passes(&s.f, 1);
     }
+    g_assert(!h.once);
     h.change = false;
     h.back_fails = 0;
     forgot = knows_nothing(s.rb, GONE_AT, GONE_N);
@@ -567,10 +600,10 @@ static void displaced(void (*how)(char *, char *), bool busy,
         mem_gone(s.b, GONE_AT, GONE_N);
         s.b->shadow[GONE_AT * PAGE] = how == owner_maps_over ? first : 0;
     }
-    g_assert(util_stats(s.e).poisoned == 0);
+    g_assert(rooms_poisoned(&s.f) == 0);
     mem_check(s.b);
     s.b->busy = false;
-    util_passes(s.e, 4);
+    rooms_passes(&s.f, 4);
     scene_end(&s);
 }
 
@@ -589,9 +622,10 @@ static void test_displaced_file(void)
     h.change = true;
     h.once = owner_maps_file;
     expect_warning("dropped: their owner");
-    while (h.once) {
-        util_passes(s.e, 1);
+    for (unsigned i = 0; i < 20 && h.once; i++) {
+        rooms_passes(&s.f, 1);
     }
+    g_assert(!h.once);
     h.change = false;
     g_assert(warnings == 1);
     /* nothing of it is registered any more: another may have it */
@@ -607,7 +641,7 @@ static void test_displaced_file(void)
              MAP_FAILED);
     mem_gone(s.b, GONE_AT, GONE_N);
     mem_check(s.b);
-    util_passes(s.e, 4);
+    rooms_passes(&s.f, 4);
     scene_end(&s);
 }
 
@@ -639,8 +673,8 @@ static void test_same(gconstpointer data)
     h.stubborn = 100;
     h.refuse = busy_for ? G_MAXUINT : 5000;
     h.busy_for = busy_for;
-    util_passes(s.e, 3);
-    g_assert(util_stats(s.e).busy > 0);
+    rooms_passes(&s.f, 3);
+    g_assert(s.f.merge.busy > 0);
     g_assert(h.copied == (busy_for > 0));
     mem_check(s.b);
     h.refuse = 0;
@@ -687,14 +721,13 @@ static void test_limit(gconstpointer data)
     prim.uffd_register = no_register;
     prim.uffd_unregister = no_unregister;
     prim.map = map_counted;
-    util_passes(s.e, 4);
+    rooms_passes(&s.f, 4);
     g_assert(mem_anonymous(s.b, 0, PAGES) == PAGES);
     g_assert(h.paused_us == 0 && renewed == 0);
     prim.map = prim_real.map;
     prim.uffd_register = prim_real.uffd_register;
     prim.uffd_unregister = prim_real.uffd_unregister;
-    ksm_rescan(s.e);
-    util_passes(s.e, 6);
+    rooms_passes(&s.f, 6);
     g_assert(mem_anonymous(s.b, 0, PAGES) == 0);
     mem_check(s.b);
     scene_end(&s);
@@ -753,7 +786,7 @@ static void test_limit_half(void)
     mem_fill_run(s.b, PAGES - 64, 64, 99999, 1);
     prim.uffd_register = half_register;
     prim.uffd_unregister = half_unregister;
-    util_passes(s.e, 4);
+    rooms_passes(&s.f, 4);
     g_assert(half_end && h.paused_us == 0);
     g_assert(!someone_waits(s.b));
     prim.uffd_register = prim_real.uffd_register;
@@ -772,97 +805,11 @@ static void test_patience(void)
     s.b->busy = true;
     h.stubborn = 100;
     h.refuse = G_MAXUINT;
-    util_passes(s.e, 3);
-    g_assert(h.copied > 0 && h.copied <= util_stats(s.e).busy);
+    rooms_passes(&s.f, 3);
+    g_assert(h.copied > 0 && h.copied <= s.f.merge.busy);
     mem_check(s.b);
     h.refuse = 0;
     s.b->busy = false;
-    scene_end(&s);
-}
-
-/* Memory of the machine fails: of these slots of the pool. */
-static uint32_t bad_slot[64];
-static unsigned n_bad;
-
-/* As with failed memory, who touches the page in the view gets a signal. */
-static void slot_fails(uint32_t slot)
-{
-    char *page = engine_pool(h.e)->view + slot * PAGE;
-
-    g_assert(mprotect(page, PAGE, PROT_NONE) == 0);
-    g_assert(madvise(page, PAGE, MADV_DONTNEED) == 0);
-    bad_slot[n_bad++] = slot;
-}
-
-#define BAD_AT  10u
-#define BAD_N   5u
-#define SAME_AT 600u    /* pages with one content, from there on */
-
-/* Nobody reads it, nobody more maps it; all the rest goes on. */
-static void test_pool(void)
-{
-    KsmRegion *r;
-    uint32_t slot;
-    Scene s;
-    Mem *m;
-
-    n_bad = 0;
-    if (!scene_start(&s, MEM_SMALL)) {
-        return;
-    }
-    mem_fill_run(s.b, SAME_AT, PAGES - SAME_AT, 77777, 0);
-    util_passes(s.e, 4);
-    g_assert(util_stats(s.e).pages_sharing > SAME_AT);
-    for (unsigned i = 0; i < BAD_N; i++) {
-        slot_fails(s.rb->tag[BAD_AT + i]);
-    }
-    slot = s.rb->tag[SAME_AT + 1];
-    slot_fails(pool_pattern(engine_pool(s.e), slot)->first);
-    m = mem_new(PAGES, 0, MEM_SMALL);
-    mem_fill_run(m, 0, SAME_AT, 1, 1);
-    mem_fill_run(m, SAME_AT, PAGES - SAME_AT, 77777, 0);
-    r = util_add(s.e, m, NULL);
-    util_passes(s.e, 12);
-    mem_check(m);
-    g_assert(mem_anonymous(m, 0, SAME_AT) == BAD_N);
-    for (unsigned i = 0; i < PAGES; i++) {
-        for (unsigned k = 0; k < n_bad; k++) {
-            g_assert(page_state(r, i) != PAGE_MERGED ||
-                     r->tag[i] != bad_slot[k]);
-        }
-    }
-    /* it was not given up on: there is another copy of that content */
-    g_assert(mem_anonymous(m, SAME_AT, PAGES - SAME_AT) <
-             (PAGES - SAME_AT) / 2);
-    util_remove(r);
-    mem_check(m);
-    mem_free(m);
-    scene_end(&s);
-}
-
-/* A guest's page that has failed makes no pattern, and no signal. */
-static void test_pattern(void)
-{
-    KsmPattern *t;
-    Scene s;
-    char *page;
-
-    if (!scene_start(&s, MEM_SMALL)) {
-        return;
-    }
-    page = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    g_assert(page != MAP_FAILED);
-    g_assert(!pool_pattern_new(engine_pool(s.e), page, 1));
-    g_assert(mprotect(page, PAGE, PROT_READ | PROT_WRITE) == 0);
-    page[7] = 7;
-    t = pool_pattern_new(engine_pool(s.e), page, 1);
-    g_assert(t);
-    for (uint32_t i = 0; i < t->filled; i++) {
-        g_assert(!memcmp(pool_page(engine_pool(s.e), t->first + i), page,
-                         PAGE));
-    }
-    pool_settle(engine_pool(s.e), t->first);
-    munmap(page, PAGE);
     scene_end(&s);
 }
 
@@ -900,10 +847,10 @@ static void check_area(const char *stage, const char *pages)
     }
 }
 
-static void check_areas(KsmEngine *e)
+static void check_areas(const Rooms *f)
 {
-    check_area(e->stage.small, " nh");
-    check_area(e->stage.huge, " hg");
+    check_area(f->stage.small, " nh");
+    check_area(f->stage.huge, " hg");
 }
 
 static unsigned drops_fail, prepares_fail;
@@ -934,15 +881,15 @@ static void test_drop(gconstpointer data)
     if (!scene_start(&s, GPOINTER_TO_INT(data))) {
         return;
     }
-    check_areas(s.e);
+    check_areas(&s.f);
     drops_fail = 4;
     prepares_fail = 2;
     prim.advise = d_advise;
     prim.uffd_register = d_register;
-    util_passes(s.e, 8);
+    rooms_passes(&s.f, 8);
     g_assert(drops_fail == 0 && prepares_fail == 0);
-    g_assert(util_stats(s.e).pages_sharing == PAGES);
-    check_areas(s.e);
+    g_assert(rooms_sharing(&s.f) == PAGES);
+    check_areas(&s.f);
     scene_end(&s);
 }
 
@@ -963,6 +910,10 @@ int main(int argc, char **argv)
     g_log_set_always_fatal(G_LOG_LEVEL_ERROR | G_LOG_LEVEL_CRITICAL);
     g_log_set_handler(NULL, G_LOG_LEVEL_WARNING, warning_seen, NULL);
     g_test_add_func("/stage/random", test_random);
+    g_test_add_data_func("/stage/back/any", GINT_TO_POINTER(false),
+                         test_back);
+    g_test_add_data_func("/stage/back/busy", GINT_TO_POINTER(true),
+                         test_back);
     g_test_add_func("/stage/few-calls", test_few_calls);
     g_test_add_data_func("/stage/drop/small", GINT_TO_POINTER(MEM_SMALL),
                          test_drop);
@@ -993,7 +944,5 @@ int main(int argc, char **argv)
     g_test_add_data_func("/stage/limit/huge", GUINT_TO_POINTER(MEM_HUGE),
                          test_limit);
     g_test_add_func("/stage/limit/half", test_limit_half);
-    g_test_add_func("/stage/pool", test_pool);
-    g_test_add_func("/stage/pattern", test_pattern);
     return g_test_run();
 }

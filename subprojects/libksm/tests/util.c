@@ -1,18 +1,15 @@
 /*
- * libksm tests: memory with a shadow copy, and an engine to merge it
+ * libksm tests: memory with a shadow copy
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 #include <fcntl.h>
-#include <inttypes.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/prim.h"
-#include "slower.h"
 #include "util.h"
 
 Mem *mem_new(size_t pages, size_t skip, MemPages kind)
@@ -202,97 +199,6 @@ const KsmRegionOps mem_ops_log = {
     .busy = op_busy,
     .inhibited = op_inhibited,
 };
-
-static uint64_t seed_fixed(void)
-{
-    return UINT64_C(0x6b736d);
-}
-
-KsmEngine *(*util_engine_new)(const KsmConfig *, GError **) = ksm_engine_new;
-
-KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty)
-{
-    g_autoptr(GError) err = NULL;
-    KsmConfig config;
-    KsmEngine *e;
-
-    ksm_config_init(&config);
-    config.scope = scope;
-    config.dirty = dirty;
-    config.max_cpu = 100;
-    if (!ksm_supported(&err)) {
-        g_test_skip(err->message);
-        return NULL;
-    }
-    /*
-     * The index has 32 bits of a hash: with a random seed one run in 2000 has
-     * two of 2048 contents collide, which then stay unmerged.
-     */
-    prim.random = seed_fixed;
-    slower_init();
-    e = util_engine_new(&config, &err);
-    g_assert(!err);
-    return e;
-}
-
-KsmRegion *util_add(KsmEngine *e, Mem *m, const KsmRegionOps *ops)
-{
-    g_autoptr(GError) err = NULL;
-    KsmRegion *r = ksm_region_add(e, m->addr, m->pages * PAGE, -1, ops, m,
-                                  &err);
-
-    g_assert(!err);
-    g_assert(r);
-    return r;
-}
-
-bool (*util_busy)(KsmEngine *);
-
-void util_passes(KsmEngine *e, unsigned n)
-{
-    KsmStats s = util_stats(e);
-    uint64_t until = s.full_scans + n;
-
-    while (s.full_scans < until) {
-        g_assert(ksm_step(e, 1000000000) >= 0);
-        s = util_stats(e);
-        if (util_busy && util_busy(e)) {
-            /* and what is put back when it comes looks written for a while */
-            until = MAX(until, s.full_scans + 4);
-        }
-    }
-}
-
-KsmStats util_stats(KsmEngine *e)
-{
-    KsmStats s;
-
-    ksm_engine_get_stats(e, &s);
-    return s;
-}
-
-void util_remove(KsmRegion *r)
-{
-    g_assert(ksm_region_remove(r, KSM_REMOVE_UNMERGE) == 0);
-}
-
-void util_print(KsmEngine *e)
-{
-    KsmStats s = util_stats(e);
-
-    g_test_message("shared %" PRIu64 " sharing %" PRIu64 " zero %" PRIu64
-                   " merged %" PRIu64 " scanned %" PRIu64 " passes %" PRIu64
-                   " verify-failed %" PRIu64 " runs %" PRIu64,
-                   s.pages_shared, s.pages_sharing, s.zero_pages, s.merged,
-                   s.pages_scanned, s.full_scans, s.verify_failed,
-                   s.merged_runs);
-    for (unsigned i = 0; i < KSM_REASON_MAX; i++) {
-        if (s.reasons[i]) {
-            g_test_message("  %s %" PRIu64, ksm_reason_name(i),
-                           s.reasons[i]);
-        }
-    }
-}
 
 uint64_t util_cpu_by_call(void)
 {

@@ -1,5 +1,5 @@
 /*
- * libksm tests: memory with a shadow copy, and an engine to merge it
+ * libksm tests: memory with a shadow copy
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -54,23 +54,9 @@ size_t mem_mappings(const Mem *m);
 extern const KsmRegionOps mem_ops;
 extern const KsmRegionOps mem_ops_log;
 
-/* What util_engine() makes engines with: ksm_engine_new(). */
-extern KsmEngine *(*util_engine_new)(const KsmConfig *config, GError **error);
-
-/*
- * An engine at 100 % with the source; asserts that it works, or skips the
- * test (NULL) where the kernel lacks what is needed.
- */
-KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty);
-KsmRegion *util_add(KsmEngine *e, Mem *m, const KsmRegionOps *ops);
-/* Passes; where util_busy is set at least so many, until it says no. */
-extern bool (*util_busy)(KsmEngine *e);
-void util_passes(KsmEngine *e, unsigned n);
-KsmStats util_stats(KsmEngine *e);
 /* Mappings that the kernel allows a process, and those that this one has. */
 size_t util_mappings_allowed(void);
 size_t util_mappings(void);
-void util_remove(KsmRegion *r);
 /*
  * Does each of @rounds rounds leave 16 bytes or more on the heap, as far as the
  * C library tells?  (A sanitizer looks for what leaks by itself.)  Tried five
@@ -83,7 +69,5 @@ bool util_leaks(void (*round)(void *opaque), void *opaque, unsigned rounds);
  * depend on how busy the machine is, nor on a sanitizer.
  */
 uint64_t util_cpu_by_call(void);
-/* Statistics as test messages. */
-void util_print(KsmEngine *e);
 
 #endif

@@ -1,0 +1,405 @@
+/*
+ * libksm tests: what the owner gives back
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/prim.h"
+#include "engine/discard.h"
+#include "engine/state.h"
+#include "house.h"
+#include "stores.h"
+
+static void test_discard(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    g_assert(ksm_discard(p.ra, 100 * PAGE, 50 * PAGE) == 0);
+    mem_gone(p.a, 100, 50);
+    mem_check(p.a);
+    g_assert(mem_present(p.a, 100, 50) == 0 || true);
+    /* from now on it is the kernel's own zeroes that a discard gives */
+    g_assert(madvise(p.a->addr + 100 * PAGE, 50 * PAGE, MADV_DONTNEED) == 0);
+    mem_check(p.a);
+    g_assert(ksm_discard(p.ra, 1, PAGE) == -EINVAL);
+    g_assert(ksm_discard(p.ra, 1024 * PAGE, PAGE) == -EINVAL);
+    g_assert(ksm_discard(p.ra, 0, 1025 * PAGE) == -EINVAL);
+    pair_end(&p);
+}
+
+/* Pages of the range that cost a fault when they are written. */
+static size_t protected_pages(KsmEngine *e, const Mem *m, size_t n)
+{
+    PmRange found[64];
+    PmScan scan = {
+        .fd = e->kinds.pagemap,
+        .start = (uintptr_t)m->addr,
+        .end = (uintptr_t)m->addr + n * PAGE,
+        .all = PM_PRESENT | PM_WRITTEN,
+        .vec = found,
+        .vec_len = G_N_ELEMENTS(found),
+    };
+    ssize_t got = prim.pagemap(&scan);
+
+    for (ssize_t i = 0; i < got; i++) {
+        n -= (found[i].end - found[i].start) / PAGE;
+    }
+    return n;
+}
+
+/*
+ * A host without swap, where what is free long is given back, and memory is
+ * never short: then it would be at once.
+ */
+static int open_calm(const char *path)
+{
+    return strstr(path, "pressure") || strstr(path, "memory.") ? -ENOENT
+           : strcmp(path, "/proc/swaps") ? prim_real.open_read(path)
+                                         : prim_real.memfd("swaps");
+}
+
+static KsmEngine *calm_engine(void)
+{
+    KsmEngine *e;
+
+    prim.open_read = open_calm;
+    e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    prim.open_read = prim_real.open_read;
+    return e;
+}
+
+static void test_hint(void)
+{
+    bool started;
+    Pair p;
+    KsmStats s;
+
+    prim.open_read = open_calm;
+    started = pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL);
+    prim.open_read = prim_real.open_read;
+    if (!started) {
+        return;
+    }
+    mem_fill_run(p.a, 0, 512, 90001, 1);
+    util_passes(p.e, 4);
+    mem_fill_run(p.a, 0, 512, 90001, 1);
+    g_assert(ksm_free_hint(p.ra, 0, 512 * PAGE) == 0);
+    s = util_stats(p.e);
+    g_assert(s.free_hinted == 512);
+    g_assert(s.reasons[KSM_REASON_FREED] == 512);
+    util_passes(p.e, 5);
+    /* freed pages are not hashed again until they are written */
+    g_assert(util_stats(p.e).pages_scanned == s.pages_scanned);
+    /* nor does the writer pay for our noticing that: small pages */
+    g_assert(protected_pages(p.e, p.a, 512) == 0);
+    mem_fill_run(p.a, 0, 100, 1, 1);
+    util_passes(p.e, 6);
+    g_assert(util_stats(p.e).pages_scanned == s.pages_scanned);
+    ksm_freer_set_decay(p.e->freer, 0);
+    util_passes(p.e, 6);
+    g_assert(util_stats(p.e).pages_scanned >= s.pages_scanned + 100);
+    g_assert(util_stats(p.e).pages_sharing >= 512 + 100);
+    /* reading them now would find the old content or zeroes */
+    mem_fill_run(p.a, 100, 412, 0, 0);
+    pair_end(&p);
+}
+
+static const Mem *whole;        /* its memory cannot be mapped anew */
+static unsigned whole_maps, whole_fills;
+static int fill_ret;
+
+static uint64_t stopped;
+
+static uint64_t stopped_now_ns(void)
+{
+    return stopped;
+}
+
+static bool is_whole(const void *addr)
+{
+    return (const char *)addr >= whole->addr &&
+           (const char *)addr < whole->addr + whole->pages * PAGE;
+}
+
+static void *whole_map(void *addr, size_t len, int prot, int flags, int fd,
+                       off_t offset)
+{
+    if (is_whole(addr)) {
+        whole_maps++;
+        return NULL;
+    }
+    return prim_real.map(addr, len, prot, flags, fd, offset);
+}
+
+static int whole_advise(void *addr, size_t len, int advice)
+{
+    if (advice == MADV_POPULATE_WRITE && is_whole(addr)) {
+        whole_fills++;
+        if (fill_ret < 0) {
+            return fill_ret;
+        }
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+/*
+ * Merged memory that cannot be mapped anew, or shall not be since mappings run
+ * out: zeroes are written.  Where that fails, too, all is as it was.
+ */
+static void test_discard_in_place(gconstpointer data)
+{
+    bool no_vmas = GPOINTER_TO_INT(data);
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    g_assert(util_stats(p.e).pages_sharing == 1024);
+    whole = p.a;
+    whole_maps = whole_fills = 0;
+    prim.map = whole_map;
+    prim.advise = whole_advise;
+    if (no_vmas) {
+        g_assert(vmas_free(&p.e->vmas) > 256);
+        p.e->vmas.max = p.e->vmas.used + p.e->vmas.since + 256;
+        g_assert(p.e->vmas.max >= 256);
+        /* they are not counted again meanwhile */
+        p.e->vmas.counted = stopped = prim_real.now_ns();
+        prim.now_ns = stopped_now_ns;
+    }
+    fill_ret = -ENOMEM;
+    g_assert(ksm_discard(p.ra, 10 * PAGE, 20 * PAGE) == -ENOMEM);
+    mem_check(p.a);
+    fill_ret = 0;
+    g_assert(ksm_discard(p.ra, 10 * PAGE, 20 * PAGE) == 0);
+    mem_gone(p.a, 10, 20);
+    mem_check(p.a);
+    mem_check(p.b);
+    g_assert(whole_fills == 2 && !whole_maps == no_vmas);
+    g_assert(p.ra->count[PAGE_BROKEN] == 20);
+    g_assert(util_stats(p.e).pages_sharing == 1024 - 20);
+    /* what is not merged needs neither */
+    g_assert(ksm_unmerge(p.rb, 0, 1024 * PAGE) == 0);
+    whole = p.b;
+    whole_maps = whole_fills = 0;
+    g_assert(ksm_discard(p.rb, 10 * PAGE, 20 * PAGE) == 0);
+    g_assert(whole_fills == 0 && whole_maps == 0);
+    g_assert(p.rb->count[PAGE_HOLE] == 20);
+    g_assert(mem_present(p.b, 10, 20) == 0);
+    mem_gone(p.b, 10, 20);
+    mem_check(p.b);
+    prim = prim_real;
+    pair_end(&p);
+}
+
+/* Mappings of the pool that a region has; its books are to agree. */
+static unsigned runs_of(const KsmRegion *r)
+{
+    unsigned runs = 0;
+
+    for (size_t i = 0; i < r->n_pages; i++) {
+        runs += page_is_mapped(r, i) && !region_joined(r, i);
+    }
+    g_assert(r->runs == runs);
+    return runs;
+}
+
+/* Merged pages that are discarded are mappings no more. */
+static void test_discard_runs(void)
+{
+    static const unsigned ranges[][2] = {
+        { 10, 30 }, { 500, 512 }, { 600, 601 }, { 400, 520 }, { 512, 1024 },
+        { 0, 1024 },
+    };
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    g_assert(runs_of(p.ra) + runs_of(p.rb) == util_stats(p.e).merged_runs);
+    for (unsigned i = 0; i < G_N_ELEMENTS(ranges); i++) {
+        unsigned first = ranges[i][0], n = ranges[i][1] - first;
+
+        /* one is in the midst of a mapping, whatever it was before */
+        p.ra->chunk[0].flags = p.ra->chunk[1].flags = 0;
+        g_assert(ksm_discard(p.ra, first * PAGE, n * PAGE) == 0);
+        mem_gone(p.a, first, n);
+        g_assert(i == 5 || runs_of(p.ra) >= 1 + (i < 4));
+        /* somebody looks at what comes */
+        for (unsigned k = 0; k < 2; k++) {
+            g_assert(!(p.ra->chunk[k].flags & CHUNK_VISIT) ==
+                     !(first < (k + 1) * 512 && first + n > k * 512));
+        }
+    }
+    g_assert(runs_of(p.ra) == 0 && p.ra->count[PAGE_HOLE] == 1024);
+    mem_check(p.a);
+    g_assert(runs_of(p.rb) == util_stats(p.e).merged_runs);
+    pair_end(&p);
+}
+
+static char paged_out[512];
+
+static int note_pageout(void *addr, size_t len, int advice)
+{
+    if (advice == MADV_PAGEOUT) {
+        size_t page = ((char *)addr - whole->addr) / PAGE;
+
+        g_assert(page + len / PAGE <= sizeof(paged_out));
+        memset(paged_out + page, 1, len / PAGE);
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+/*
+ * Of a chunk in which more is freed than not, only what is freed goes; and
+ * what is known of the other pages stays.
+ */
+static void test_settle(void)
+{
+    KsmEngine *e = calm_engine();
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(512, 0, MEM_SMALL);
+    mem_fill_run(m, 0, 512, 1, 1);
+    r = util_add(e, m, &mem_ops);
+    util_passes(e, 4);
+    g_assert(ksm_free_hint(r, 100 * PAGE, 10 * PAGE) == 0);
+    g_assert(ksm_free_hint(r, 120 * PAGE, 1 * PAGE) == 0);
+    g_assert(ksm_free_hint(r, 130 * PAGE, 2 * PAGE) == 0);
+    /* the owner has it again */
+    mem_fill_run(m, 100, 3, 7000, 1);
+    g_assert(page_state(r, 115) == PAGE_UNIQUE);
+    r->history[115] = 0x35;
+    whole = m;
+    memset(paged_out, 0, sizeof(paged_out));
+    prim.advise = note_pageout;
+    ksm_freer_set_decay(e->freer, 0);
+    /* not while nothing may be done there; it is not forgotten either */
+    m->inhibited = "for the test";
+    discard_settle(e);
+    g_assert(freer_wait(e->freer) == 0 && r->chunk[0].flags & CHUNK_BLIND);
+    m->inhibited = NULL;
+    g_assert(discard_settle(e) && !discard_settle(e));
+    prim.advise = prim_real.advise;
+    for (unsigned i = 0; i < 512; i++) {
+        bool freed = (i >= 100 && i < 110) || i == 120 ||
+                     (i >= 130 && i < 132);
+
+        g_assert(freed || !paged_out[i]);
+        g_assert(freed || page_state(r, i) == PAGE_UNIQUE);
+        g_assert(!freed || !(r->state[i] & PAGE_BLIND));
+    }
+    g_assert(paged_out[101] && paged_out[120] && paged_out[131]);
+    /* it is there: that is how one knows that it was written */
+    for (unsigned i = 100; i < 103; i++) {
+        g_assert(page_state(r, i) == PAGE_NEW && r->state[i] & PAGE_WRITTEN);
+    }
+    g_assert(r->history[115] == 0x35);
+    g_assert(!(r->chunk[0].flags & CHUNK_BLIND));
+    g_assert(r->chunk[0].flags & CHUNK_VISIT);
+    /* reading the others now would find the old content or zeroes */
+    mem_fill_run(m, 103, 7, 1, 0);
+    mem_fill_run(m, 120, 1, 1, 0);
+    mem_fill_run(m, 130, 2, 1, 0);
+    region_check(r);
+    mem_check(m);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* What a hint is about: how much of it is still there, and what is not. */
+static void test_hint_counts(void)
+{
+    KsmEngine *e = calm_engine();
+    KsmRegion *r;
+    KsmStats s;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    /* zeroes, nothing, something */
+    m = mem_new(512, 0, MEM_SMALL);
+    mem_fill_run(m, 0, 100, 0, 0);
+    mem_fill_run(m, 200, 312, 1, 1);
+    r = util_add(e, m, NULL);
+    util_passes(e, 4);
+    g_assert(util_stats(e).zero_pages == 100);
+    g_assert(ksm_free_hint(r, 0, 512 * PAGE) == 0);
+    s = util_stats(e);
+    g_assert(s.free_hinted == 512 && r->free_hinted == 512);
+    g_assert(s.zero_pages == 100);
+    g_assert(s.reasons[KSM_REASON_FREED] == 412);
+    g_assert(s.lazy_free == 312 * PAGE);
+    region_check(r);
+    g_assert(ksm_free_hint(r, 0, 513 * PAGE) == -EINVAL);
+    g_assert(util_stats(e).free_hinted == 512);
+    mem_fill_run(m, 200, 312, 1, 1);
+    util_remove(r);
+    mem_check(m);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+/* A huge page that is freed costs one fault: its next write is noticed. */
+static void test_hint_huge(void)
+{
+    KsmEngine *e = calm_engine();
+    KsmRegion *r;
+    Mem *m;
+
+    if (!e) {
+        return;
+    }
+    m = mem_new(1024, 0, MEM_HUGE);
+    mem_fill_run(m, 0, 1024, 1, 1);
+    r = util_add(e, m, NULL);
+    util_passes(e, 4);
+    if (!(r->chunk[0].flags & r->chunk[1].flags & CHUNK_HUGE)) {
+        g_test_skip("huge pages cannot be had at present");
+    } else {
+        g_assert(ksm_free_hint(r, 0, 512 * PAGE) == 0);
+        g_assert(!(r->chunk[0].flags & CHUNK_BLIND));
+        g_assert(!(r->state[5] & PAGE_BLIND));
+        g_assert(ksm_free_hint(r, 512 * PAGE, 511 * PAGE) == 0);
+        g_assert(r->chunk[1].flags & CHUNK_BLIND);
+        g_assert(r->state[517] & PAGE_BLIND);
+        g_assert(r->count[PAGE_FREED] == 1023);
+    }
+    mem_fill_run(m, 0, 1024, 1, 1);
+    util_remove(r);
+    mem_check(m);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    stores_choose();
+    g_test_add_func("/discard/range", test_discard);
+    g_test_add_func("/discard/hint", test_hint);
+    g_test_add_data_func("/discard/in-place/no-map", GINT_TO_POINTER(false),
+                         test_discard_in_place);
+    g_test_add_data_func("/discard/in-place/no-vmas", GINT_TO_POINTER(true),
+                         test_discard_in_place);
+    g_test_add_func("/discard/runs", test_discard_runs);
+    g_test_add_func("/discard/settle", test_settle);
+    g_test_add_func("/discard/hint-counts", test_hint_counts);
+    g_test_add_func("/discard/hint-huge", test_hint_huge);
+    return g_test_run();
+}

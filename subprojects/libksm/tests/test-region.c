@@ -1,0 +1,478 @@
+/*
+ * libksm tests: which memory may be registered, and what is kept of it
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/prim.h"
+#include "memory/admit.h"
+#include "memory/attr.h"
+#include "util.h"
+
+/*
+ * Regions of memory that is made up: /proc/self/smaps says what it is, and
+ * all that is done to it is noted.
+ */
+#define MADE ((char *)(CHUNK * 1000 + 100 * PAGE))
+#define MADE_PAGES 1000u
+
+static struct {
+    GString *smaps;         /* NULL: it cannot be opened */
+    size_t piece;           /* read at once */
+    int read_ret;           /* when all is read */
+    int files;
+    int64_t bytes;          /* had for the region's own state */
+    unsigned maps, fails;   /* this one fails, from 1 */
+    int policy, policy_ret;
+    char log[512];          /* what is done to the memory */
+    unsigned map_fails;     /* so often */
+    int hole;               /* what the kernel says then */
+} made;
+
+/* @first, @end: pages from the region's start. */
+static void made_mapping(int first, int end, const char *perms_to_name,
+                         const char *flags)
+{
+    g_string_append_printf(made.smaps, "%lx-%lx %s\nRss: 4 kB\n"
+                           "VmFlags: %s%s\n",
+                           (unsigned long)(MADE + first * (ssize_t)PAGE),
+                           (unsigned long)(MADE + end * (ssize_t)PAGE),
+                           perms_to_name, flags, " ");
+}
+
+static int made_open(const char *path)
+{
+    g_assert(!strcmp(path, "/proc/self/smaps"));
+    made.files += made.smaps != NULL;
+    return made.smaps ? 4711 : -EACCES;
+}
+
+static int made_close(int fd)
+{
+    g_assert(fd == 4711);
+    made.files--;
+    return 0;
+}
+
+static ssize_t made_read(int fd, void *buf, size_t len)
+{
+    size_t n = MIN(MIN(len, made.piece), made.smaps->len);
+
+    memcpy(buf, made.smaps->str, n);
+    g_string_erase(made.smaps, 0, n);
+    return n ? n : made.read_ret;
+}
+
+static void made_note(const char *format, ...) G_GNUC_PRINTF(1, 2);
+
+static void made_note(const char *format, ...)
+{
+    size_t len = strlen(made.log);
+    va_list args;
+
+    va_start(args, format);
+    g_vsnprintf(made.log + len, sizeof(made.log) - len, format, args);
+    va_end(args);
+}
+
+static bool is_made(const void *addr)
+{
+    return (char *)addr >= MADE && (char *)addr < MADE + MADE_PAGES * PAGE;
+}
+
+static void *made_map(void *addr, size_t len, int prot, int flags, int fd,
+                      off_t offset)
+{
+    void *map = NULL;
+
+    if (!is_made(addr)) {
+        if (++made.maps != made.fails) {
+            map = prim_real.map(addr, len, prot, flags, fd, offset);
+            made.bytes += len;
+        }
+        return map;
+    }
+    g_assert(prot == (PROT_READ | PROT_WRITE));
+    g_assert((flags & ~MAP_NORESERVE) ==
+             (MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED));
+    made_note(flags & MAP_NORESERVE ? "map-nr " : "map ");
+    if (made.map_fails) {
+        made.map_fails--;
+        return NULL;
+    }
+    return addr;
+}
+
+static int made_unmap(void *addr, size_t len)
+{
+    g_assert(len % PAGE == 0);
+    made.bytes -= len;
+    return prim_real.unmap(addr, len);
+}
+
+static int made_advise(void *addr, size_t len, int advice)
+{
+    if (!is_made(addr)) {
+        return prim_real.advise(addr, len, advice);
+    }
+    if (advice == MADV_NORMAL) {
+        made_note("look ");
+        return made.hole;
+    }
+    g_assert(addr == MADE + 7 * PAGE && len == 3 * PAGE);
+    made_note("%s ", advice == MADV_DONTFORK ? "dc"
+                     : advice == MADV_DONTDUMP ? "dd"
+                     : advice == MADV_HUGEPAGE ? "hg"
+                     : advice == MADV_NOHUGEPAGE ? "nh" : "?");
+    return 0;
+}
+
+static int made_policy_get(void *addr, int *mode, unsigned long *mask,
+                           size_t bits)
+{
+    g_assert(addr == MADE && bits == 1024);
+    *mode = made.policy;
+    mask[0] = 5;
+    mask[15] = 6;
+    return made.policy_ret;
+}
+
+static int made_policy_set(void *addr, size_t len, int mode,
+                           const unsigned long *mask, size_t bits)
+{
+    g_assert(addr == MADE + 7 * PAGE && len == 3 * PAGE && bits == 1024);
+    g_assert(mask[0] == 5 && mask[1] == 0 && mask[15] == 6);
+    made_note("policy-%d ", mode);
+    return 0;
+}
+
+static void made_pause(unsigned us)
+{
+    made_note("pause ");
+}
+
+static void made_owner(void *opaque, void *addr, size_t len)
+{
+    g_assert(opaque == &made);
+    g_assert(addr == MADE + 7 * PAGE && len == 3 * PAGE);
+    made_note("owner ");
+}
+
+static void made_start(void)
+{
+    memset(&made, 0, sizeof(made));
+    made.smaps = g_string_new(NULL);
+    made.piece = SIZE_MAX;
+    prim.open_read = made_open;
+    prim.close = made_close;
+    prim.read = made_read;
+    prim.map = made_map;
+    prim.unmap = made_unmap;
+    prim.advise = made_advise;
+    prim.policy_get = made_policy_get;
+    prim.policy_set = made_policy_set;
+    prim.pause = made_pause;
+}
+
+static void made_end(KsmRegion *r)
+{
+    if (r) {
+        region_fini(r);
+        g_free(r);
+    }
+    if (made.smaps) {
+        g_string_free(made.smaps, true);
+    }
+    g_assert(made.files == 0 && made.bytes == 0);
+    prim = prim_real;
+}
+
+/* Of @n pages; NULL if it is not admitted, and that because of @why. */
+static KsmRegion *made_region(size_t n, const char *why)
+{
+    static const KsmRegionOps ops = { .mapped = made_owner };
+    KsmRegion *r = g_new0(KsmRegion, 1);
+    const char *refused;
+
+    region_init(r, MADE, n * PAGE, -1, &ops, &made);
+    refused = admit(r);
+    if (!refused && region_alloc(r) < 0) {
+        refused = "no memory";
+    }
+    g_assert(!refused == !why);
+    g_assert(!why || strstr(refused, why));
+    if (!refused) {
+        return r;
+    }
+    region_fini(r);
+    g_free(r);
+    return NULL;
+}
+
+#define ANON "rw-p 00000000 00:00 0 "
+#define USUAL "rd wr mr mw me ac"
+
+/* One mapping of the region, of pages 0 to 15; what is next to it. */
+static void test_mapping(void)
+{
+    static const struct {
+        const char *perms_to_name, *flags, *why;
+    } cases[] = {
+        { ANON, USUAL, NULL },
+        { ANON, USUAL " sd dc dd hg nr", NULL },
+        { ANON " [anon:ram]", USUAL, NULL },
+        { "rw-p 00001000 00:00 0", USUAL, NULL },
+        { "rw-s 00000000 00:01 9   /dev/zero (deleted)", USUAL, "is shared" },
+        { "rw-s 00000000 00:00 0", USUAL, "is shared" },
+        { "rw-p 00000000 08:01 77  /a/file", USUAL, "file-backed" },
+        { "r--p 00000000 00:00 0", USUAL, "reading and writing" },
+        { "rwxp 00000000 00:00 0", USUAL, "reading and writing" },
+        { "---p 00000000 00:00 0", USUAL, "reading and writing" },
+        { ANON " [heap]", USUAL, "heap or a stack" },
+        { ANON " [stack]", USUAL, "heap or a stack" },
+        { ANON " [stack:17]", USUAL, "heap or a stack" },
+        { ANON " [vvar]", USUAL, "heap or a stack" },
+        { ANON, USUAL " sh", "is shared" },
+        { ANON, "ht " USUAL, "hugetlb" },
+        { ANON, USUAL " lo sd", "locked" },
+        { ANON, USUAL " io", "device" },
+        { ANON, USUAL " pf", "device" },
+        { ANON, USUAL " wf", "wiped" },
+        { ANON, USUAL " um", "userfaultfd" },
+        { ANON, USUAL " uw", "userfaultfd" },
+        { ANON, USUAL " ui", "userfaultfd" },
+    };
+
+    for (unsigned i = 0; i < 2 * G_N_ELEMENTS(cases); i++) {
+        unsigned k = i / 2;
+
+        made_start();
+        /* a byte at a time, or all at once */
+        made.piece = i % 2 ? 1 : SIZE_MAX;
+        made_mapping(-9, -8, "rw-s 00000000 00:01 9  /x", USUAL " sh");
+        made_mapping(-8, 0, "r--s 00000000 00:01 9  /x", USUAL " lo");
+        made_mapping(0, 16, cases[k].perms_to_name, cases[k].flags);
+        made_mapping(16, 20, "r--s 00000000 00:01 9  /x", USUAL " lo");
+        made_end(made_region(16, cases[k].why));
+    }
+}
+
+/* What the mappings cover, of pages 0 to 15, and that they are alike. */
+static void test_mappings(void)
+{
+    static const struct {
+        int from[2], to[2];
+        const char *flags[2], *why;
+    } cases[] = {
+        { { 0, 8 }, { 8, 16 }, { "", "" }, NULL },
+        { { -3, 8 }, { 8, 20 }, { "", "" }, NULL },
+        { { -3, 20 }, { 20, 30 }, { "", "sh" }, NULL },
+        { { 0, 9 }, { 8, 16 }, { "", "" }, "not mapped" },
+        { { 1, 8 }, { 8, 16 }, { "", "" }, "not mapped" },
+        { { 0, 8 }, { 8, 15 }, { "", "" }, "not mapped" },
+        { { -9, 16 }, { 0, 20 }, { "", "" }, "not mapped" },
+        { { -9, -8 }, { -8, -7 }, { "", "" }, "not mapped" },
+        { { 16, 20 }, { 20, 21 }, { "", "" }, "not mapped" },
+        { { 0, 8 }, { 8, 16 }, { "", "lo" }, "locked" },
+        { { 0, 8 }, { 8, 16 }, { "lo", "" }, "locked" },
+        { { 0, 8 }, { 8, 16 }, { "dc", "" }, "differ" },
+        { { 0, 8 }, { 8, 16 }, { "", "dc" }, "differ" },
+        { { 0, 8 }, { 8, 16 }, { "", "dd" }, "differ" },
+        { { 0, 8 }, { 8, 16 }, { "dd", "" }, "differ" },
+        { { 0, 8 }, { 8, 16 }, { "dc dd", "dd dc hg" }, NULL },
+        { { 0, 8 }, { 8, 16 }, { "nh", "" }, NULL },
+    };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        made_start();
+        for (unsigned k = 0; k < 2; k++) {
+            made_mapping(cases[i].from[k], cases[i].to[k], ANON,
+                         cases[i].flags[k]);
+        }
+        made_end(made_region(16, cases[i].why));
+    }
+}
+
+/* The file cannot be opened, or read, or it ends too early. */
+static void test_smaps_fails(void)
+{
+    made_start();
+    g_string_free(made.smaps, true);
+    made.smaps = NULL;
+    made_end(made_region(16, "cannot be read"));
+    made_start();
+    made.read_ret = -EIO;
+    made_end(made_region(16, "cannot be read"));
+    made_start();
+    made_end(made_region(16, "not mapped"));
+    made_start();
+    made_mapping(0, 16, ANON, USUAL);
+    made.read_ret = -EIO;
+    made_end(made_region(16, "cannot be read"));
+    /* it is not read beyond the region */
+    made_start();
+    made.piece = 1;
+    made_mapping(0, 16, ANON, USUAL);
+    made_mapping(16, 17, ANON, USUAL);
+    g_string_append(made.smaps, "garbage");
+    made.read_ret = -EIO;
+    made_end(made_region(16, NULL));
+}
+
+/* What is mapped anew is as what was there before. */
+static void test_attributes(void)
+{
+    static const struct {
+        const char *flags, *behind;
+        int policy, policy_ret;
+        const char *own, *shared;
+    } cases[] = {
+        { USUAL, USUAL " nr hg", 0, 0, "map owner ", "owner " },
+        { "nr " USUAL, USUAL, 0, 0, "map-nr owner ", "owner " },
+        { "dc", "dc nh nr", 0, -ENOSYS, "map dc owner ", "dc owner " },
+        { "hg dd nr", "dd", 3, -ENOSYS, "map-nr dd hg owner ",
+          "dd owner " },
+        { "nh dd dc", "hg dc dd", 1, 0, "map dc dd nh policy-1 owner ",
+          "dc dd policy-1 owner " },
+        { USUAL, USUAL, 3, 0, "map policy-3 owner ", "policy-3 owner " },
+    };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        KsmRegion *r;
+
+        made_start();
+        made.policy = cases[i].policy;
+        made.policy_ret = cases[i].policy_ret;
+        made_mapping(0, 16, ANON, cases[i].flags);
+        /* the first mapping's: those of others are not asked for */
+        made_mapping(16, 32, ANON, cases[i].behind);
+        r = made_region(32, NULL);
+        g_assert(attr_map_anonymous(r, page_addr(r, r->n_pages - 512 + 107),
+                                    3 * PAGE) == 0);
+        g_assert(!strcmp(made.log, cases[i].own));
+        made.log[0] = 0;
+        attr_give(r, MADE + 7 * PAGE, 3 * PAGE, ATTR_SHARED);
+        g_assert(!strcmp(made.log, cases[i].shared));
+        made_end(r);
+    }
+}
+
+/* Mapping fails: tried again, for as long as there is a hole otherwise. */
+static void test_map_fails(void)
+{
+    static const struct {
+        unsigned fails;
+        int hole, ret;
+        const char *log;
+    } cases[] = {
+        { 1, -ENOMEM, 0, "map map owner " },
+        { 4, 0, 0, "map map map map map owner " },
+        { 5, 0, -ENOMEM, "map map map map map look " },
+        { 6, -EINVAL, -ENOMEM, "map map map map map look " },
+        { 5, -ENOMEM, 0, "map map map map map look pause map owner " },
+        { 7, -ENOMEM, 0, "map map map map map look pause map look pause "
+                         "map look pause map owner " },
+    };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {
+        KsmRegion *r;
+
+        made_start();
+        made_mapping(0, 16, ANON, USUAL);
+        r = made_region(16, NULL);
+        made.map_fails = cases[i].fails;
+        made.hole = cases[i].hole;
+        g_assert(attr_map_anonymous(r, page_addr(r, 107), 3 * PAGE) ==
+                 cases[i].ret);
+        g_assert(!strcmp(made.log, cases[i].log));
+        made_end(r);
+    }
+}
+
+/* All pages are new, but for those outside; where there is no memory, none. */
+static void test_state(void)
+{
+    unsigned maps = 1;
+
+    for (unsigned fails = 0; fails <= maps; fails++) {
+        KsmRegion *r;
+
+        made_start();
+        made.fails = fails;
+        made_mapping(0, MADE_PAGES, ANON, USUAL);
+        r = made_region(MADE_PAGES, fails ? "no memory" : NULL);
+        if (r) {
+            maps = made.maps;
+            g_assert(maps == 4);
+            g_assert(r->n_chunks == 3 && r->base == MADE - 100 * PAGE);
+            g_assert(r->count[PAGE_NEW] == MADE_PAGES);
+            g_assert(r->count[PAGE_OUTSIDE] == 3 * 512 - MADE_PAGES);
+            g_assert(page_state(r, 99) == PAGE_OUTSIDE);
+            g_assert(page_state(r, 100) == PAGE_NEW);
+            g_assert(page_state(r, 1099) == PAGE_NEW);
+            g_assert(page_state(r, 1100) == PAGE_OUTSIDE);
+            /* nothing is known of when it was written */
+            g_assert(r->n_written == MADE_PAGES);
+            g_assert(r->chunk[0].written == 412 && r->chunk[0].fresh == 412);
+            g_assert(r->chunk[2].written == 76);
+            g_assert(r->chunk[1].flags == CHUNK_VISIT);
+            /* tags, states and history of pages; what chunks have */
+            g_assert(r->meta_bytes == made.bytes);
+            g_assert(made.bytes == 5 * 4096);
+        }
+        made_end(r);
+    }
+}
+
+static void made_and_refused(void *opaque)
+{
+    made_start();
+    made_mapping(0, 16, ANON, USUAL);
+    made_end(made_region(16, NULL));
+    made_start();
+    made_mapping(0, 16, ANON, "lo");
+    made_end(made_region(16, "locked"));
+}
+
+/* Neither what was refused nor what was had is left on the heap. */
+static void test_leaks(void)
+{
+    g_assert(!util_leaks(made_and_refused, NULL, 100));
+}
+
+/* A counter that drifts is found. */
+static void test_check(void)
+{
+    if (g_test_subprocess()) {
+        KsmRegion r = { 0 };
+
+        region_init(&r, MADE, MADE_PAGES * PAGE, -1, NULL, NULL);
+        if (region_alloc(&r) < 0) {
+            exit(0);
+        }
+        region_check(&r);
+        r.lazy++;
+        region_check(&r);
+        return;
+    }
+    g_test_trap_subprocess(NULL, 0, 0);
+    g_test_trap_assert_failed();
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/region/mapping", test_mapping);
+    g_test_add_func("/region/mappings", test_mappings);
+    g_test_add_func("/region/smaps-fails", test_smaps_fails);
+    g_test_add_func("/region/attributes", test_attributes);
+    g_test_add_func("/region/map-fails", test_map_fails);
+    g_test_add_func("/region/state", test_state);
+    g_test_add_func("/region/leaks", test_leaks);
+    g_test_add_func("/region/check", test_check);
+    return g_test_run();
+}
