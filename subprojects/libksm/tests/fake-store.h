@@ -38,7 +38,7 @@ FakeStoreHabits *fake_store_habits(KsmStore *s);
 void fake_store_lose(KsmStore *s);
 void fake_store_return(KsmStore *s);
 
-/* Another member has a page of that content, by the hash of the store's seed. */
+/* Another member has a page of that content; its hash by the store's seed. */
 uint32_t fake_store_share(KsmStore *s, const void *page, uint64_t hash);
 
 /* Pages that were asked about, and offered. */

@@ -94,7 +94,6 @@ static void connect(Rooms *f)
         .kinds = &f->kinds,
         .costs = &f->costs,
         .vmas = &f->vmas,
-        .content = &f->content,
     };
     f->merge = (KsmMerge) {
         .plan = &f->plan,
@@ -487,7 +486,7 @@ void rooms_discard(Rooms *f, KsmRegion *r, size_t page, size_t n)
     for (size_t i = page; i < end; i++) {
         content_leave(&f->content, r, i, PAGE_HOLE);
     }
-    dirty_track(&f->dirty, r, page, n);
+    dirty_track(&f->dirty, r, page_addr(r, page), n * PAGE);
     for (size_t c = page / CHUNK_PAGES;
          c <= end / CHUNK_PAGES && c < r->n_chunks; c++) {
         region_count_runs(r, c);
@@ -508,20 +507,23 @@ bool rooms_isolate(Rooms *f, RoomsSpan *span, KsmRegion *r, size_t page,
                    unsigned n)
 {
     *span = (RoomsSpan) {
-        .s = { .r = r, .page = page, .n = n, .huge = is_huge(f, r, page, n) },
+        .s = {
+            .home = page_addr(r, page),
+            .n = n,
+            .huge = is_huge(f, r, page, n),
+            .tracked = r->tracking,
+            .ops = r->ops,
+            .opaque = r->opaque,
+        },
+        .region = r,
     };
     prim.signals_block(&span->signals);
-    span->staged = stage_isolate(&f->stage, &span->s) &&
-                   stage_take_stock(&f->stage, &span->s);
-    return span->staged;
+    return stage_isolate(&f->stage, &span->s);
 }
 
 void rooms_put_back(Rooms *f, RoomsSpan *span)
 {
-    Isolation *s = &span->s;
-    bool busy = region_busy(s->r, page_addr(s->r, s->page), s->n * PAGE);
-
-    stage_put_back(&f->stage, s, 0, s->n, busy ? BACK_SAME : BACK_ANY);
+    stage_put_back(&f->stage, &span->s, 0, span->s.n);
 }
 
 void rooms_release(Rooms *f, RoomsSpan *span)
@@ -530,10 +532,8 @@ void rooms_release(Rooms *f, RoomsSpan *span)
 
     stage_release(&f->stage, s);
     if (s->registered || s->untracked) {
-        dirty_track(&f->dirty, s->r, s->page, s->n);
+        dirty_track(&f->dirty, span->region, s->home, s->n * PAGE);
     }
-    stage_clean(&f->stage, s, span->staged);
-    stage_tell(&f->stage);
     prim.signals_restore(&span->signals);
 }
 
@@ -544,24 +544,22 @@ bool rooms_remote(const Rooms *f)
 
 uint64_t rooms_shared(const Rooms *f)
 {
-    uint64_t slots, users;
-
     /* but for what only answers use */
-    asks_count(&f->asks, &slots, &users);
-    return store_stats(f->content.store).shared - slots;
+    return store_stats(f->content.store).shared - asks_count(&f->asks).slots;
 }
 
 uint64_t rooms_sharing(const Rooms *f)
 {
-    uint64_t slots, users;
-
-    asks_count(&f->asks, &slots, &users);
-    return store_stats(f->content.store).sharing - users - rooms_shared(f);
+    return store_stats(f->content.store).sharing -
+           asks_count(&f->asks).users - rooms_shared(f);
 }
 
 unsigned rooms_users(const Rooms *f, uint32_t slot)
 {
-    return store_users(f->content.store, slot);
+    /* but for an answer */
+    return store_users(f->content.store, slot) -
+           (rooms_remote(f) && g_hash_table_contains(f->asks.held_slots,
+                                                     GUINT_TO_POINTER(slot)));
 }
 
 unsigned rooms_patterns(const Rooms *f)

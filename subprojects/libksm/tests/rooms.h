@@ -74,7 +74,7 @@ void rooms_discard(Rooms *f, KsmRegion *r, size_t page, size_t n);
  */
 typedef struct RoomsSpan {
     Isolation s;
-    bool staged;
+    KsmRegion *region;
     sigset_t signals;
 } RoomsSpan;
 

@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "engine/answers.h"
+#include "engine/engine.h"
 #include "house.h"
 #include "stores.h"
 
@@ -37,7 +37,7 @@ KsmEngine *stores_engine_new(const KsmConfig *config, GError **error)
 /* Is something on its way that was asked or offered, or follows from that? */
 static bool stores_busy(KsmEngine *e)
 {
-    return answers_awaited(e) || (store_is_remote(e->content.store) &&
+    return asks_awaited(&e->asks) || (store_is_remote(e->content.store) &&
                                   (e->asks.n || e->scan.n_ripe));
 }
 

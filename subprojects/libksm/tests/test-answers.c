@@ -58,9 +58,10 @@ static uint32_t share(Scene *s, unsigned i)
 /* What others have is found by asking, and mapped, though here it is alone. */
 static void test_found(void)
 {
+    const FakeStoreHabits habits = { .late = 5 };
     Scene s;
 
-    if (!scene_start(&s, (FakeStoreHabits) { .late = 5 })) {
+    if (!scene_start(&s, habits)) {
         return;
     }
     mem_fill_run(s.m, 0, PAGES, 1000, 1);
@@ -86,9 +87,10 @@ static void test_found(void)
 /* What others want is offered, copied, and mapped when the slot is told. */
 static void test_wanted(void)
 {
+    const FakeStoreHabits habits = { .late = 5, .want = 100 };
     Scene s;
 
-    if (!scene_start(&s, (FakeStoreHabits) { .late = 5, .want = 100 })) {
+    if (!scene_start(&s, habits)) {
         return;
     }
     mem_fill_run(s.m, 0, PAGES, 1000, 1);
@@ -103,9 +105,10 @@ static void test_wanted(void)
 /* A content is offered once, however many pages here hold it. */
 static void test_once(void)
 {
+    const FakeStoreHabits habits = { .late = 20 };
     Scene s;
 
-    if (!scene_start(&s, (FakeStoreHabits) { .late = 20 })) {
+    if (!scene_start(&s, habits)) {
         return;
     }
     for (unsigned i = 0; i < 4; i++) {
@@ -122,10 +125,11 @@ static void test_once(void)
 /* A page that was copied, and then written before the answer comes. */
 static void test_written(void)
 {
+    const FakeStoreHabits habits = { .late = 60 };
     Scene s;
     unsigned changed = 0;
 
-    if (!scene_start(&s, (FakeStoreHabits) { .late = 60 })) {
+    if (!scene_start(&s, habits)) {
         return;
     }
     mem_fill_run(s.m, 0, 512, 1000, 1);
@@ -146,9 +150,10 @@ static void test_written(void)
 /* A slot that holds something else: found by comparing, and not used again. */
 static void test_lie(void)
 {
+    const FakeStoreHabits habits = { .late = 3, .lie = 50 };
     Scene s;
 
-    if (!scene_start(&s, (FakeStoreHabits) { .late = 3, .lie = 50 })) {
+    if (!scene_start(&s, habits)) {
         return;
     }
     mem_fill_run(s.m, 0, 512, 1000, 1);
@@ -187,9 +192,10 @@ static void test_refused(void)
  */
 static void test_gone(void)
 {
+    const FakeStoreHabits habits = { .late = 1000000 };
     Scene s;
 
-    if (!scene_start(&s, (FakeStoreHabits) { .late = 1000000 })) {
+    if (!scene_start(&s, habits)) {
         return;
     }
     mem_fill_run(s.m, 0, 256, 1000, 1);
@@ -220,9 +226,10 @@ static void test_gone(void)
 /* The region goes, and another one has its ids, while answers are awaited. */
 static void test_removed(void)
 {
+    const FakeStoreHabits habits = { .late = 3, .want = 100 };
     Scene s;
 
-    if (!scene_start(&s, (FakeStoreHabits) { .late = 3, .want = 100 })) {
+    if (!scene_start(&s, habits)) {
         return;
     }
     mem_fill_run(s.m, 0, PAGES, 1000, 1);
@@ -246,10 +253,11 @@ static void test_removed(void)
 /* An answer is a user for two passes; then nobody needs the slot. */
 static void test_held(void)
 {
+    const FakeStoreHabits habits = { .want = 100 };
     uint32_t place;
     Scene s;
 
-    if (!scene_start(&s, (FakeStoreHabits) { .want = 100 })) {
+    if (!scene_start(&s, habits)) {
         return;
     }
     mem_fill_run(s.m, 0, 512, 1000, 1);
@@ -275,9 +283,10 @@ static void test_held(void)
  */
 static void test_busy(void)
 {
+    const FakeStoreHabits habits = { .refuse = 100 };
     Scene s;
 
-    if (!scene_start(&s, (FakeStoreHabits) { .refuse = 100 })) {
+    if (!scene_start(&s, habits)) {
         return;
     }
     mem_fill_run(s.m, 0, 512, 0, 0);

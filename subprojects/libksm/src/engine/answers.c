@@ -203,15 +203,3 @@ bool answers_take(KsmEngine *e)
     return n == G_N_ELEMENTS(a) ||
            (!store_is_gone(s) && ask_all_again(e));
 }
-
-bool answers_awaited(KsmEngine *e)
-{
-    KsmStore *s = e->content.store;
-
-    return store_is_remote(s) && s->ops->awaited(s) > 0;
-}
-
-void answers_pass(KsmEngine *e)
-{
-    asks_send(&e->asks);
-}

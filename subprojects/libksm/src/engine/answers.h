@@ -19,10 +19,4 @@
 /* Takes what has come, up to a batch.  True: there may be more. */
 bool answers_take(KsmEngine *e);
 
-/* Will there be answers to what was asked or offered? */
-bool answers_awaited(KsmEngine *e);
-
-/* A pass ends: what is left goes out. */
-void answers_pass(KsmEngine *e);
-
 #endif

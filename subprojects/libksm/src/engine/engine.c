@@ -12,6 +12,7 @@
 #include "base/prim.h"
 #include "engine/answers.h"
 #include "engine/discard.h"
+#include "engine/engine.h"
 #include "engine/fork.h"
 #include "engine/scan.h"
 #include "engine/state.h"
@@ -558,7 +559,7 @@ static int64_t step_pause(KsmEngine *e, bool more)
         spread = budget_spread(e->cfg.target_scan_s * UINT64_C(1000000000),
                                now - e->scan.started, 1, 1);
         wait = MAX(wait, spread);
-        wait = answers_awaited(e) ? MIN(wait, ANSWER_NS) : wait;
+        wait = asks_awaited(&e->asks) ? MIN(wait, ANSWER_NS) : wait;
         return MAX(rest, settle < 0 ? wait : MIN(wait, (uint64_t)settle));
     }
     if (e->cfg.target_scan_s) {

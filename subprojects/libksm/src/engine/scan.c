@@ -8,7 +8,6 @@
 #include "base/prim.h"
 #include "base/tsan.h"
 #include "engine/ages.h"
-#include "engine/answers.h"
 #include "engine/broken.h"
 #include "engine/discard.h"
 #include "engine/scan.h"
@@ -591,8 +590,8 @@ static void pass_end(KsmEngine *e)
     e->total.full_scans++;
     s->phase = PHASE_START;
     s->settle -= s->settle > 0;
-    answers_pass(e);
-    s->again |= answers_awaited(e);
+    asks_send(&e->asks);
+    s->again |= asks_awaited(&e->asks);
     s->idle_ns = pass_rest(e);
     s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                  prim.now_ns() + s->idle_ns);

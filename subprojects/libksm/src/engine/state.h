@@ -82,10 +82,6 @@ struct KsmEngine {
     KsmStats total;         /* counts only: those of this floor */
 };
 
-/* As ksm_engine_new(), over @store, which is the engine's from now on. */
-KsmEngine *engine_new_over(const KsmConfig *config, KsmStore *store,
-                           GError **error);
-
 /* What the owner knows as KsmRegion. */
 typedef struct EngineRegion {
     KsmRegion region;       /* first */

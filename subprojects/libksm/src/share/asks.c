@@ -27,10 +27,10 @@ void asks_init(KsmAsks *a, KsmStore *store)
 /* Where the store goes too its slots need not be dropped. */
 void asks_free(KsmAsks *a)
 {
-    if (a->ask) {
-        g_free(a->ask);
-        g_hash_table_unref(a->offered);
-        g_hash_table_unref(a->held_slots);
+    g_free(a->ask);
+    g_clear_pointer(&a->offered, g_hash_table_unref);
+    g_clear_pointer(&a->held_slots, g_hash_table_unref);
+    if (a->held) {
         g_queue_free_full(a->held, g_free);
     }
     *a = (KsmAsks) { 0 };
@@ -47,6 +47,11 @@ bool asks_lost(KsmAsks *a)
     g_hash_table_remove_all(a->offered);
     a->n = 0;
     return true;
+}
+
+bool asks_awaited(const KsmAsks *a)
+{
+    return a->ask && a->store->ops->awaited(a->store) > 0;
 }
 
 void asks_send(KsmAsks *a)

@@ -37,6 +37,8 @@ void asks_free(KsmAsks *a);
 /* May a page more be asked about? */
 bool asks_have_room(KsmAsks *a);
 void asks_add(KsmAsks *a, const KsmRegion *r, size_t page, uint64_t hash);
+/* Will there be answers to what was asked or offered? */
+bool asks_awaited(const KsmAsks *a);
 /* Sends what there is. */
 void asks_send(KsmAsks *a);
 /*

@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #include "base/page.h"
-#include "share/store.h"
+#include "share/slot.h"
 
 #define SLOT_PATTERN    0x8000u     /* in users[]: part of a pattern */
 #define PATTERN_START   16u         /* slots of a new pattern */

@@ -34,8 +34,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define SLOT_NONE   UINT32_MAX
-#define SLOT_USERS  0x3fffu     /* that a slot can have, at most */
+#include "share/slot.h"
 
 typedef struct KsmStore KsmStore;
 
@@ -51,15 +50,15 @@ typedef struct StoreOffer {
     const char *pages;      /* they may be written meanwhile */
     const uint32_t *tag;    /* of each: what its slot is found by here */
     uint32_t id;            /* of the first page */
-    unsigned n;             /* pages; the store may set it lower, to no less
-                               than one: the others it did not look at */
+    /* The store may set it lower, to one at least: it took no others. */
+    unsigned n;
     uint32_t slot;          /* OFFER_TAKEN: the first of @n */
 } StoreOffer;
 
 typedef enum OfferFate {
     OFFER_REFUSED,          /* no room, or no peer */
-    OFFER_TAKEN,            /* there are slots, without users yet; never said
-                               by a store that is asked */
+    /* There are slots, without users.  A store that is asked never says so. */
+    OFFER_TAKEN,
     OFFER_LATER,            /* the pages were copied; answers will tell */
 } OfferFate;
 

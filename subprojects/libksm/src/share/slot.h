@@ -1,0 +1,14 @@
+/*
+ * slot: the number of a shared page
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#ifndef KSM_SLOT_H
+#define KSM_SLOT_H
+
+#include <stdint.h>
+
+#define SLOT_NONE   UINT32_MAX
+#define SLOT_USERS  0x3fffu     /* that a slot can have, at most */
+
+#endif
