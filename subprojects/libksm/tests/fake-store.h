@@ -45,7 +45,7 @@ uint32_t fake_store_share(KsmStore *s, const void *page, uint64_t hash);
 uint64_t fake_store_asked(KsmStore *s);
 uint64_t fake_store_offered(KsmStore *s);
 
-/* Users that wait in answers are added: of the i-th slot to the i-th element. */
+/* Users that wait in answers are added: the i-th slot to the i-th element. */
 void fake_store_users(KsmStore *s, uint32_t *users);
 
 /* The pool behind a store of either kind. */

@@ -191,7 +191,7 @@ static bool slot_is_sound(KsmMerge *m, uint32_t slot)
         return false;   /* not known */
     }
     first = store_repeated(st, slot);
-    content_withdraw(m->content, first == SLOT_NONE ? slot : first);
+    content_withdraw(m->content, first == SLOT_NONE ? slot : first, is);
     return false;
 }
 

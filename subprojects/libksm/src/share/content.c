@@ -25,7 +25,9 @@ static uint32_t place_hash(void *opaque, uint32_t place)
 
 static void slot_goes(void *opaque, uint32_t slot)
 {
-    content_withdraw(opaque, slot);
+    KsmContent *c = opaque;
+
+    content_withdraw(c, slot, store_tag(c->store, slot));
 }
 
 void content_init(KsmContent *c, const KsmDirectory *dir, KsmStore *store)
@@ -142,10 +144,9 @@ uint32_t content_publish(KsmContent *c, uint32_t slot)
     return place;
 }
 
-void content_withdraw(KsmContent *c, uint32_t slot)
+void content_withdraw(KsmContent *c, uint32_t slot, uint32_t tag)
 {
-    index_remove(&c->index, store_tag(c->store, slot),
-                 slot | PLACE_SLOT);
+    index_remove(&c->index, tag, slot | PLACE_SLOT);
 }
 
 size_t content_bytes(const KsmContent *c)

@@ -73,8 +73,8 @@ void content_met(KsmContent *c, uint32_t place);
  */
 uint32_t content_publish(KsmContent *c, uint32_t slot);
 
-/* Nobody finds the slot any more. */
-void content_withdraw(KsmContent *c, uint32_t slot);
+/* Nobody finds the slot any more by its tag. */
+void content_withdraw(KsmContent *c, uint32_t slot, uint32_t tag);
 
 /* Bytes of memory for all this. */
 size_t content_bytes(const KsmContent *c);

@@ -163,7 +163,7 @@ static void remember(KsmFreer *freer, uintptr_t start, uintptr_t end,
     }
 }
 
-static void drop(KsmFreer *freer, GList *link)
+static void let_go(KsmFreer *freer, GList *link)
 {
     Range *range = link->data;
 
@@ -269,7 +269,7 @@ void ksm_freer_forget(KsmFreer *freer, void *addr, size_t len)
         next = link->next;
         if (range->start < end && start < range->end) {
             /* what is forgotten is merely left to the kernel's reclaim */
-            drop(freer, link);
+            let_go(freer, link);
         }
     }
 }
@@ -309,7 +309,7 @@ int64_t freer_due(KsmFreer *freer, void **addr, size_t *len)
     }
     *addr = (void *)range->start;
     *len = range->end - range->start;
-    drop(freer, freer->ranges.head);
+    let_go(freer, freer->ranges.head);
     return 0;
 }
 
