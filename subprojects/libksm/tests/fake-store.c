@@ -74,6 +74,13 @@ void fake_store_return(KsmStore *s)
     fake(s)->gone = false;
 }
 
+void fake_store_hurry(KsmStore *s)
+{
+    for (GList *l = fake(s)->answers->head; l; l = l->next) {
+        ((FakeAnswer *)l->data)->due = 0;
+    }
+}
+
 static void fake_free(KsmStore *s)
 {
     FakeStore *f = fake(s);

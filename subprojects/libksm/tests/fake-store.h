@@ -37,6 +37,8 @@ FakeStoreHabits *fake_store_habits(KsmStore *s);
 /* The peer goes, with what it has not answered yet; and is there again. */
 void fake_store_lose(KsmStore *s);
 void fake_store_return(KsmStore *s);
+/* What is late is so no more. */
+void fake_store_hurry(KsmStore *s);
 
 /* Another member has a page of that content; its hash by the store's seed. */
 uint32_t fake_store_share(KsmStore *s, const void *page, uint64_t hash);

@@ -122,12 +122,11 @@ static void test_once(void)
     scene_end(&s);
 }
 
-/* A page that was copied, and then written before the answer comes. */
+/* Pages that were copied, and are written before the answer comes. */
 static void test_written(void)
 {
     const FakeStoreHabits habits = { .late = 60 };
     Scene s;
-    unsigned changed = 0;
 
     if (!scene_start(&s, habits)) {
         return;
@@ -138,11 +137,17 @@ static void test_written(void)
         ksm_step(s.e, 1);
     }
     g_assert(fake_store_offered(s.store) > 0 && s.r->count[PAGE_MERGED] == 0);
-    for (unsigned i = 0; i < PAGES; i += 3, changed++) {
+    for (unsigned i = 0; i < PAGES; i += 3) {
         mem_write(s.m, i, 8, 0x5a);
     }
-    util_passes(s.e, PASSES);
+    /* the answers come before anybody has looked what was written */
+    fake_store_hurry(s.store);
+    while (s.e->scan.phase != PHASE_START && !util_stats(s.e).verify_failed) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(util_stats(s.e).verify_failed > 0);
     mem_check(s.m);
+    util_passes(s.e, PASSES);
     g_assert(s.r->count[PAGE_MERGED] >= PAGES / 3);
     scene_end(&s);
 }
@@ -223,34 +228,129 @@ static void test_gone(void)
     scene_end(&s);
 }
 
-/* The region goes, and another one has its ids, while answers are awaited. */
-static void test_removed(void)
+/* What was asked of a peer that went is asked again when it is back. */
+static void test_gone_asked(void)
 {
-    const FakeStoreHabits habits = { .late = 3, .want = 100 };
+    const FakeStoreHabits habits = { .late = 2 };
     Scene s;
 
     if (!scene_start(&s, habits)) {
         return;
     }
     mem_fill_run(s.m, 0, PAGES, 1000, 1);
-    for (unsigned i = 0; i < 20; i++) {
-        for (unsigned k = 0; k < 1 + i / 2; k++) {
+    util_passes(s.e, PASSES);
+    g_assert(fake_store_asked(s.store) == PAGES);
+    /* so shortly that no question could have failed */
+    fake_store_lose(s.store);
+    fake_store_return(s.store);
+    for (unsigned i = 0; i < 512; i++) {
+        share(&s, i);
+    }
+    util_passes(s.e, 4 * PASSES);
+    g_assert(fake_store_asked(s.store) == 2 * PAGES);
+    g_assert(s.r->count[PAGE_MERGED] == 512);
+    scene_end(&s);
+}
+
+/* The same where an offer was on its way: it is made again. */
+static void test_gone_offered(void)
+{
+    const FakeStoreHabits habits = { .late = 1000000 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    mem_fill_run(s.m, 512, 512, 1000, 1);
+    for (unsigned i = 0; i < 100000 && !fake_store_offered(s.store); i++) {
+        ksm_step(s.e, 1);
+    }
+    fake_store_habits(s.store)->late = 0;
+    fake_store_lose(s.store);
+    fake_store_return(s.store);
+    util_passes(s.e, 4 * PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == PAGES);
+    g_assert(util_stats(s.e).pages_shared == 512);
+    scene_end(&s);
+}
+
+/* Pages that others want, while offers are refused, are offered in the end. */
+static void test_wanted_refused(void)
+{
+    const FakeStoreHabits habits = { .want = 100, .refuse = 60 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1000, 1);
+    for (unsigned i = 0; i < 20 && s.r->count[PAGE_MERGED] < PAGES; i++) {
+        util_passes(s.e, PASSES);
+    }
+    g_assert(s.r->count[PAGE_MERGED] == PAGES);
+    scene_end(&s);
+}
+
+/* A run of a content that has a slot already gets slots to map as a run. */
+static void test_run_later(void)
+{
+    const FakeStoreHabits habits = { .late = 2 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 100, 1000, 1);
+    mem_fill_run(s.m, 100, 100, 1000, 1);
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 200);
+    mem_fill_run(s.m, 512, 512, 1050, 0);
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 712);
+    g_assert(fake_store_offered(s.store) == 101);
+    g_assert(mem_mappings(s.m) < 100);
+    scene_end(&s);
+}
+
+/*
+ * The region goes while answers are awaited, and another one has its ids: with
+ * the same contents, others, or the same elsewhere.
+ */
+static void test_removed(void)
+{
+    const FakeStoreHabits habits = { .late = 3, .want = 100 };
+    Mem *other;
+    KsmRegion *r;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    /* the engine has a region all the time, or it would not look for answers */
+    other = mem_new(512, 0, MEM_SMALL);
+    r = util_add(s.e, other, &mem_ops);
+    mem_fill_run(s.m, 0, PAGES, 1000, 1);
+    for (unsigned i = 0; i < 40; i++) {
+        for (unsigned k = 0; k < 4 + i / 2; k++) {
             ksm_step(s.e, 1);
         }
         util_remove(s.r);
-        if (i % 3 == 0) {
+        for (unsigned k = 0; k < i % 3 * 4; k++) {
             ksm_step(s.e, 1);
         }
-        mem_fill_run(s.m, 0, PAGES, 1000 + i, 1);
+        mem_fill_run(s.m, 0, PAGES, 1000 + i % 4 / 2, 1);
         s.r = util_add(s.e, s.m, &mem_ops);
     }
     util_passes(s.e, PASSES);
     g_assert(s.r->count[PAGE_MERGED] > 0);
     mem_check(s.m);
+    util_remove(r);
+    mem_free(other);
     scene_end(&s);
 }
 
-/* An answer is a user for two passes; then nobody needs the slot. */
+/* An answer is a user for some passes; then nobody needs the slot. */
 static void test_held(void)
 {
     const FakeStoreHabits habits = { .want = 100 };
@@ -269,6 +369,8 @@ static void test_held(void)
     g_assert(engine_pool(s.e)->sharing > 0);
     g_assert(util_stats(s.e).pages_shared == 0);
     g_assert(util_stats(s.e).pages_sharing == 0);
+    util_passes(s.e, 2);
+    g_assert(engine_pool(s.e)->sharing > 0);
     util_passes(s.e, PASSES);
     g_assert(s.r->count[PAGE_MERGED] == 0);
     g_assert(engine_pool(s.e)->sharing == 0);
@@ -317,12 +419,16 @@ int main(int argc, char **argv)
     g_setenv("KSM_TEST_STORE", "fake", TRUE);
     stores_choose();
     g_test_add_func("/answers/found", test_found);
-    g_test_add_func("/answers/wanted", test_wanted);
+    g_test_add_func("/answers/wanted/all", test_wanted);
     g_test_add_func("/answers/once", test_once);
     g_test_add_func("/answers/written", test_written);
     g_test_add_func("/answers/lie", test_lie);
     g_test_add_func("/answers/refused", test_refused);
-    g_test_add_func("/answers/gone", test_gone);
+    g_test_add_func("/answers/gone/merged", test_gone);
+    g_test_add_func("/answers/gone/asked", test_gone_asked);
+    g_test_add_func("/answers/gone/offered", test_gone_offered);
+    g_test_add_func("/answers/wanted/refused", test_wanted_refused);
+    g_test_add_func("/answers/run-later", test_run_later);
     g_test_add_func("/answers/removed", test_removed);
     g_test_add_func("/answers/held", test_held);
     g_test_add_func("/answers/busy", test_busy);
