@@ -89,10 +89,6 @@ static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
     }
     /* it may have become the candidate when it was thought to be alone */
     content_met(p->content, place);
-    if (asks_is_offered(p->asks, r->tag[page])) {
-        p->offered++;
-        return ACT_KEEP;
-    }
     return partner_worth(p, place) ? ACT_NEW : ACT_KEEP;
 }
 
