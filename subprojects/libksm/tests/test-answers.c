@@ -292,6 +292,27 @@ static void test_wanted_refused(void)
     scene_end(&s);
 }
 
+/* What is offered in vain does not keep what was found from being merged. */
+static void test_in_vain(void)
+{
+    const FakeStoreHabits habits = { .silent = 100 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 256, 1000, 1);
+    mem_fill_run(s.m, 256, 128, 2000, 1);
+    mem_fill_run(s.m, 384, 128, 2000, 1);
+    for (unsigned i = 0; i < 256; i++) {
+        share(&s, i);
+    }
+    util_passes(s.e, PASSES);
+    g_assert(fake_store_offered(s.store) >= 2 * 128);
+    g_assert(s.r->count[PAGE_MERGED] == 256);
+    scene_end(&s);
+}
+
 /* A run of a content that has a slot already gets slots to map as a run. */
 static void test_run_later(void)
 {
@@ -428,6 +449,7 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/gone/asked", test_gone_asked);
     g_test_add_func("/answers/gone/offered", test_gone_offered);
     g_test_add_func("/answers/wanted/refused", test_wanted_refused);
+    g_test_add_func("/answers/in-vain", test_in_vain);
     g_test_add_func("/answers/run-later", test_run_later);
     g_test_add_func("/answers/removed", test_removed);
     g_test_add_func("/answers/held", test_held);
