@@ -180,16 +180,13 @@ static void note_loss(KsmEngine *e)
     }
 }
 
-bool answers_take(KsmEngine *e)
+/* True: there may be more. */
+static bool batch_take(KsmEngine *e)
 {
     KsmStore *s = e->content.store;
     StoreAnswer a[ANSWERS_BATCH];
-    unsigned n, run;
+    unsigned n = s->ops->answers(s, a, G_N_ELEMENTS(a)), run;
 
-    if (!store_is_remote(s)) {
-        return false;
-    }
-    n = s->ops->answers(s, a, G_N_ELEMENTS(a));
     for (unsigned i = 0; i < n; i += run) {
         run = wanted_run(e, a + i, n - i);
         if (run) {
@@ -199,7 +196,18 @@ bool answers_take(KsmEngine *e)
             run = 1;
         }
     }
+    return n == G_N_ELEMENTS(a);
+}
+
+bool answers_take(KsmEngine *e)
+{
+    KsmStore *s = e->content.store;
+    bool more;
+
+    if (!store_is_remote(s)) {
+        return false;
+    }
+    more = batch_take(e);
     note_loss(e);
-    return n == G_N_ELEMENTS(a) ||
-           (!store_is_gone(s) && ask_all_again(e));
+    return more || (!store_is_gone(s) && ask_all_again(e));
 }

@@ -433,6 +433,7 @@ static void pages_account(KsmMerge *m, const Span *s, unsigned *count)
             page_mark(r, page, true);
         }
         if (act == ACT_MAP) {
+            g_assert(s->iso.any);
             r->tag[page] = s->slot[i];
         } else if (act == ACT_COLLIDED) {
             m->collided[m->n_collided++] =

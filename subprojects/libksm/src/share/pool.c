@@ -3,9 +3,7 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * See pool.h for the idea.  The danger here is a slot that is freed, and
- * written anew, while something still reads it: so users are counted page by
- * page, and only a page known to have its own copy stops counting.
+ * See pool.h.
  *
  * A forked child reads slots too, and its users are not counted.  Whether one
  * lives is told by a memfd, which is mapped shared and writable while the
@@ -15,9 +13,9 @@
  * ends or calls exec, and both are passed on to its own children, whatever
  * files they close.  (A child that unmaps everything it does not know is not
  * seen any more.)  The file is empty and the mapping cannot be read, so there
- * is no page to be swapped, moved or pinned.  Page tables are no answer:
- * while a shared page is moved, its mappings come back one by one, and the
- * first of them looks exclusive.
+ * is no page to be swapped, moved or pinned.  Page tables are no answer: while
+ * a shared page is moved, its mappings come back one by one, and the first of
+ * them looks exclusive.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -3,12 +3,15 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A slot is a page of the file.  It is written once, before anything maps
- * it, and never again while it has a user: what maps it relies on that.  A
- * user is a page of a region in state MERGED; a page that was copied on
- * write is a user no more.  When the last user goes, a hole is punched and
- * the slot can be taken again.  The file is mapped by regions through a
- * descriptor opened read-only, privately.
+ * A slot is a page of the file, which regions map privately, through a
+ * descriptor opened read-only.  A user is a page in state MERGED, or a plan.
+ *
+ * The danger: a slot is written anew while somebody reads it.  Why it is safe:
+ * 1. It is written once, before anything maps it, and given up when its last
+ *    user goes.  A page copied on write is a user no more.
+ * 2. It is taken again only after a hole was punched there.
+ * 3. What a forked child may map is kept until no child lives (pool.c); all is,
+ *    where a hole would be zeroes written in place (keep_all).
  *
  * A pattern is content that repeats over consecutive pages.  Were all of
  * them to map one slot, each would cost a mapping of its own; so the slot is

@@ -88,7 +88,7 @@ typedef struct StoreStats {
     bool pending;           /* something is left to tidy() */
 } StoreStats;
 
-/* NULL where a store has nothing to do there, if it says so. */
+/* All are set, but for those that only some stores have: asking, filling. */
 typedef struct KsmStoreOps {
     void (*free)(KsmStore *s);
     /* The seed of the hash by which contents are asked for. */
@@ -97,16 +97,25 @@ typedef struct KsmStoreOps {
     int (*reserve)(KsmStore *s, size_t pages);
 
     /*
-     * False: not now.  NULL: nothing is there but what was published here.
+     * Asking; all of it NULL in a store that holds nothing but what was
+     * published here.  False: not now.
      */
     bool (*ask)(KsmStore *s, const StoreAsk *asks, unsigned n);
-    /* What has come since, up to @max; returns their number.  As ask(). */
+    /* What has come since, up to @max; returns their number. */
     unsigned (*answers)(KsmStore *s, StoreAnswer *answers, unsigned max);
-    /* Questions, and offers, that will be answered.  As ask(). */
+    /* Questions, and offers, that will be answered. */
     unsigned (*awaited)(KsmStore *s);
+    /* Is the peer gone?  What is held stays. */
+    bool (*gone)(KsmStore *s);
+    /* How often it went, with all that it had not answered. */
+    unsigned (*losses)(KsmStore *s);
+
     /* OFFER_TAKEN: the slots are to be filled, or settled. */
     OfferFate (*offer)(KsmStore *s, StoreOffer *o);
-    /* Memory for slots, before isolation, and their content, after it. */
+    /*
+     * Memory for slots, before isolation, and their content, after it; NULL
+     * where offer() never says OFFER_TAKEN.
+     */
     int (*allocate)(KsmStore *s, uint32_t slot, unsigned n);
     int (*fill)(KsmStore *s, uint32_t slot, const void *pages, unsigned n);
 
@@ -157,10 +166,6 @@ typedef struct KsmStoreOps {
     void (*pass)(KsmStore *s);
     bool (*tidy)(KsmStore *s);      /* false: no more to do now */
     StoreStats (*stats)(KsmStore *s);
-    /* Is the peer gone?  What is held stays.  As ask(). */
-    bool (*gone)(KsmStore *s);
-    /* How often it went, with all that it had not answered.  As ask(). */
-    unsigned (*losses)(KsmStore *s);
 } KsmStoreOps;
 
 struct KsmStore {
