@@ -3,15 +3,14 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The question of the MADV_FREE table of 2014 (ebizzy), asked of libksm's
- * free hint: processes x threads, each thread fills a block of its share and
- * gives it back; blocks per second by policy=lazy|eager|auto, or plain: by
+ * The question of the MADV_FREE table of 2014 (ebizzy), asked of libksm's free
+ * hint: processes x threads, each thread fills a block of its share and gives
+ * it back; blocks per second by policy=lazy|eager|auto, or plain: by
  * madvise(MADV_DONTNEED) without an engine, as QEMU does.  Memory pressure is a
  * memcg limit, which the script sets after "ask cgroup".  mode=reclaim: all is
  * filled and given back, then the script has the kernel reclaim it.
  *
- * Given back memory reads as what was there or as zeroes, and what was
- * written stays: both are checked.
+ * Checks that free memory reads as before or as zeroes, and that writes stay.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -28,7 +27,6 @@
 #define BLOCK (64 * KSM_PAGE_SIZE)
 #define MAX_THREADS 64
 
-/* Shared by the processes. */
 typedef struct Shared {
     int ready;              /* threads that touched all their memory */
     int start;
@@ -110,9 +108,9 @@ static void check(const Thread *t)
 }
 
 /*
- * Which block is taken next.  Allocators prefer what was given back last, for
- * it is still in the caches, and seldom need all at once: half of the time it
- * is one of the first sixteenth.  Or any: reuse=uniform.
+ * Which block is taken next.  Allocators prefer what came back last, still
+ * cached, and seldom need all: half of the time it is in the first sixteenth.
+ * reuse=uniform: any.
  */
 static size_t choose_block(const Process *p, uint64_t *seed)
 {
@@ -132,7 +130,7 @@ static void *work(void *opaque)
     uint64_t seed = 88172645463325252 + t->number * 7919 + getpid();
     uint64_t blocks = 0, cpu;
 
-    /* the first touch of all is not what is asked */
+    /* the very first touch does not count */
     for (size_t block = 0; block < p->share / BLOCK; block++) {
         fill_block(t, block, 1);
     }

@@ -6,9 +6,8 @@
  * A worker prepares memory, has it merged by libksm or by the kernel's ksmd,
  * measures, checks the contents and prints figures.  It speaks lines with
  * scripts/lib/bench/harness.py: "progress TEXT", "metric NAME NUMBER", and
- * "ask WORDS", upon which it waits for "ok NUMBER".  What needs rights on the
- * machine (KSM's knobs, cgroups) and what combines several runs is left to
- * that script.
+ * "ask WORDS", upon which it waits for "ok NUMBER".  That script does what
+ * needs rights on the machine (KSM's knobs, cgroups), and combines runs.
  */
 #ifndef KSM_BENCH_H
 #define KSM_BENCH_H
@@ -35,7 +34,7 @@ const char *bench_arg_str(const Bench *b, const char *name,
 void bench_progress(const char *fmt, ...) G_GNUC_PRINTF(1, 2);
 void bench_metric(const char *name, double value);
 
-/* Has the script do something, "ksmd start" for one; its number. */
+/* Asks the script for something, as "ksmd start"; its number. */
 int64_t bench_ask(const char *what);
 
 uint64_t bench_now_ns(void);
@@ -61,7 +60,7 @@ typedef enum BenchPages {
 /* Private anonymous memory, aligned to a chunk, not yet touched. */
 char *bench_map(size_t len, BenchPages pages);
 
-/* An engine that may use the whole core; dies where there can be none. */
+/* An engine with a whole core; dies where there can be none. */
 KsmEngine *bench_engine(KsmFreePolicy free_policy, bool smart_scan);
 KsmRegion *bench_add(KsmEngine *engine, void *addr, size_t len,
                      const KsmRegionOps *ops, void *opaque);
@@ -69,9 +68,9 @@ KsmRegion *bench_add(KsmEngine *engine, void *addr, size_t len,
 typedef bool BenchDone(const KsmStats *stats, void *opaque);
 
 /*
- * Steps the engine until @done; false after @seconds.  The first as it asks
- * to be called, budget and pauses kept; the second at full speed, as ksmd is
- * run without sleep.
+ * Steps the engine until @done; false after @seconds.  The first steps as it
+ * asks to be called, with budget and pauses; the second at full speed, as ksmd
+ * without sleep.
  */
 bool bench_step_until(KsmEngine *engine, BenchDone *done, void *opaque,
                       double seconds);
@@ -79,21 +78,20 @@ bool bench_rush_until(KsmEngine *engine, BenchDone *done, void *opaque,
                       double seconds);
 
 /*
- * A BenchDone: at least *(uint64_t *)opaque pages are saved (shared ones not
- * counted, zero pages counted).
+ * A BenchDone: *(uint64_t *)opaque pages are saved (zero pages count, shared
+ * ones do not).
  */
 bool bench_saved(const KsmStats *stats, void *opaque);
-/* A BenchDone: full_scans reached *(uint64_t *)opaque. */
+/* A BenchDone: *(uint64_t *)opaque full_scans. */
 bool bench_scanned(const KsmStats *stats, void *opaque);
 
 /*
- * Pages of this process that ksmd has merged, first copies counted; dies
- * where the kernel does not tell.
+ * Pages of this process merged by ksmd, with first copies; dies where the
+ * kernel does not tell.
  */
 uint64_t bench_ksmd_merged(void);
 /* Waits until that is @pages, false after @seconds. */
 bool bench_ksmd_wait(uint64_t pages, double seconds);
-/* Offers memory to ksmd. */
 void bench_ksmd_offer(void *addr, size_t len);
 /* The kernel's counter /sys/kernel/mm/ksm/NAME. */
 uint64_t bench_ksmd_counter(const char *name);

@@ -4,11 +4,11 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * The table of the shared page tables of 2002: time to create and reap a
- * process with so many extra pages, beyond the fixed cost.  Anonymous pages
- * are copied entry by entry (kind=small) or as huge pages (kind=huge); a
- * range that maps the pool and was never written needs no page table in the
- * child (kind=merged).  The equal copy that merging needs is kept out of the
- * child by DONTFORK, so that both sides map the same number of pages.
+ * process with so many extra pages, beyond the fixed cost.  Anonymous pages are
+ * copied entry by entry (kind=small) or as huge pages (kind=huge); a range that
+ * maps the pool and was never written needs no page table in the child
+ * (kind=merged).  DONTFORK keeps the equal copy that merging needs out of the
+ * child, so that both sides map the same number of pages.
  */
 #include <errno.h>
 #include <string.h>
@@ -52,8 +52,8 @@ static uint64_t cpu_us(void)
 }
 
 /*
- * us of CPU for one process, the best of some rounds: what others do on the
- * machine meanwhile is not ours.
+ * us of CPU for one process, the best of some rounds: others use the machine,
+ * too.
  */
 static double one_process(unsigned n)
 {
@@ -91,7 +91,7 @@ static double merged_pages(char *mem, size_t pages)
     fill(copy, pages);
     bench_add(engine, copy, len, NULL, NULL);
     bench_add(engine, mem, len, NULL, NULL);
-    /* not all need be merged: a few pages may not be worth it */
+    /* a few pages may not be worth it */
     bench_rush_until(engine, bench_saved, &target, 10);
     ksm_engine_get_stats(engine, &stats);
     return stats.pages_sharing;

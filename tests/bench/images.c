@@ -4,9 +4,9 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * The files named by image=FILE are read into the regions of one engine, and
- * what is saved is held against an exhaustive count of equal pages.  What is
- * not saved is printed by the engine's reasons.  Zero pages count as saved
- * when they are given back to the kernel.
+ * its savings are held against an exhaustive count of equal pages.  What is not
+ * saved is printed by the engine's reasons.  Zero pages count as saved when
+ * they are given back to the kernel.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -75,7 +75,7 @@ static int compare_hashes(const void *a, const void *b)
     return XXH128_cmp(a, b);
 }
 
-/* Pages that need not be kept: all but one of each content, all zeroes. */
+/* All pages but one of each content, and all zeroes. */
 static uint64_t achievable(const Image *images, int n, uint64_t *zeroes)
 {
     static const char zero[KSM_PAGE_SIZE];

@@ -65,22 +65,22 @@ static void check(const Pages *p, int copies)
     }
 }
 
-/* What ksmd can reach: one page in 256 stays for others to share. */
+/* ksmd's target: one page in 256 stays for others to share. */
 static uint64_t ksmd_target(const Pages *p, int copies)
 {
     return copies * p->n;
 }
 
-/* What libksm must reach, in pages saved. */
+/* libksm's target, in pages saved. */
 static uint64_t ksm_target(const Pages *p, int copies)
 {
     uint64_t all = copies * p->n;
 
     /*
-     * best: a pattern keeps up to a chunk of equal pages for its run, and
-     * the users of one page are bounded: 1 in 128 is left to the engine;
-     * worst: two contents may have the same 32 bits of hash, and a page that
-     * is left over for it may not be worth an isolation of its own
+     * best: a pattern keeps up to a chunk of equal pages for its run, and users
+     * of a page are bounded: 1 in 128 is left to the engine; worst: two
+     * contents may have the same 32 bits of hash, and a page left over may not
+     * be worth an isolation
      */
     return p->best ? all - all / 128 - 512 : all - p->n - all / 4096;
 }
@@ -93,7 +93,7 @@ static Rate merge(Pages *p, int copies, uint64_t before)
     if (p->engine) {
         uint64_t target = ksm_target(p, copies);
 
-        /* before the clock starts, as the offer to ksmd is */
+        /* before the clock starts, as for ksmd */
         for (int c = 0; c < copies; c++) {
             if (!p->regions[c]) {
                 p->regions[c] = bench_add(p->engine, p->copies[c],

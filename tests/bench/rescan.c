@@ -14,11 +14,11 @@
 
 #define TIMEOUT_S 300.0
 
-/* A dirty log in which nothing is ever written. */
+/* A dirty log without writes. */
 static bool clean_log(void *opaque, size_t first_page, size_t n_pages,
                       unsigned long *bitmap)
 {
-    /* what an owner does: it walks its own bitmap for the range */
+    /* an owner, too, walks its own bitmap for the range */
     const unsigned long *log = opaque;
 
     for (size_t i = first_page / 64; i * 64 < first_page + n_pages; i++) {
@@ -40,7 +40,7 @@ static void measure_ksm(const Bench *b, char *mem, size_t len,
     uint64_t target, cpu, scanned;
 
     bench_add(engine, mem, len, &ops, bitmap);
-    /* the first passes hash everything once */
+    /* the first passes hash everything */
     target = 4;
     if (!bench_rush_until(engine, bench_scanned, &target, TIMEOUT_S)) {
         bench_die("no 4 passes in %.0f s", TIMEOUT_S);

@@ -4,11 +4,10 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Three parts: copies (merge at once), unique pages that never change, and
- * unique pages that are rewritten between passes with new contents
- * and never match anything.  Smart scan should skip the latter two more and
- * more.  After the rounds, pages scanned and pages merged are printed, so
- * that on and off can be compared.  engine=ksm smart=0|1, or engine=ksmd (the
- * script sets the kernel's knob).
+ * unique pages that are rewritten between passes with new contents.  Smart scan
+ * should skip the latter two more and more.  Afterwards pages scanned and
+ * merged are printed, so that on and off can be compared.  engine=ksm
+ * smart=0|1, or engine=ksmd (the script sets the kernel's knob).
  */
 #include <string.h>
 
@@ -41,7 +40,7 @@ static uint64_t content(const Load *l, size_t page)
 
 static uint64_t *word(const Load *l, size_t page)
 {
-    /* the middle: neither the first nor the last compared */
+    /* in the middle: compared neither first nor last */
     return (uint64_t *)(l->mem + page * KSM_PAGE_SIZE + KSM_PAGE_SIZE / 2);
 }
 
@@ -122,7 +121,7 @@ int main(int argc, char **argv)
     Bench b = { argc, argv };
     Load l = { .n = bench_arg(&b, "mib", 256) << 8 };
     uint64_t rounds = bench_arg(&b, "rounds", 16);
-    /* enough for what was written to count as quiet */
+    /* enough for writes to become quiet */
     uint64_t passes = bench_arg(&b, "passes", 6);
 
     l.mem = bench_map(l.n * KSM_PAGE_SIZE, BENCH_SMALL_PAGES);

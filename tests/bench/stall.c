@@ -5,11 +5,10 @@
  *
  * The memory holds two equal halves: runs of run=24 equal pages in every
  * period=32, the others differ; guests have 24 pages a run on average.  Beside
- * them there is a hot set that the writers hammer.  Now and then each writer
- * writes a random page of the halves and times that write.  Every writer has
- * its own word in each page and a shadow of it, so a lost write is found.
- *
- * First without merging, then with libksm at max-cpu, in the same process.
+ * them is a hot set that the writers hammer.  At times each writer writes a
+ * random page of the halves and times that write.  Every writer has its own
+ * word in each page and a shadow of it, so a lost write is found.  First
+ * without merging, then with libksm at max-cpu, in the same process.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -209,7 +208,7 @@ static void report_writers(const Load *l, const double *seconds)
     bench_metric("stall_max_ns", sum[1].max);
 }
 
-/* Pages that merging can save when nobody writes. */
+/* Pages that merging can save without writers. */
 static uint64_t achievable(const Load *l)
 {
     return l->equal / l->period * l->run;
@@ -261,7 +260,7 @@ int main(int argc, char **argv)
         .threads = MIN(bench_arg(&b, "threads", 1), MAX_THREADS),
         .run = bench_arg(&b, "run", 24),
         .period = bench_arg(&b, "period", 32),
-        /* by default some percent of the pages are written in a run */
+        /* by default some percent of a run's pages are written */
         .pause_ns = 1000000000 / bench_arg(&b, "timed_per_s", 500),
     };
 

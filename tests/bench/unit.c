@@ -5,13 +5,13 @@
  *
  * CPU per page saved, by libksm (mode=engine), which chooses the unit of
  * isolation by cost, and by the obvious way (mode=runwise): every run of equal
- * pages is registered, moved out, verified and replaced on its own.  Equal
- * pages are found by one pass of hashing in both.  Threads write to memory of
- * their own all the while, so that whatever unmaps has to interrupt them.
+ * pages is registered, moved out, verified and replaced on its own.  Both find
+ * equal pages by one pass of hashing.  Threads write to memory of their own all
+ * the while, so that whatever unmaps has to interrupt them.
  *
- * The memory is that of a guest (image=FILE; chunks that are all zeroes were
- * never touched, and are left out), or two equal halves with runs of run=24
- * pages in every period=32, which is what guests have on average.
+ * The memory is that of a guest (image=FILE; chunks of zeroes were never
+ * touched, and are left out), or two equal halves with runs of run=24 pages in
+ * every period=32, as guests have on average.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -162,7 +162,7 @@ static void check(const Load *l)
     }
 }
 
-/* @merge_ns: of the CPU, what was not for finding equal pages. */
+/* @merge_ns: of the CPU, what did not go into finding equals. */
 static void report(uint64_t saved, uint64_t isolations, uint64_t cpu_ns,
                    uint64_t merge_ns)
 {
@@ -172,7 +172,7 @@ static void report(uint64_t saved, uint64_t isolations, uint64_t cpu_ns,
     bench_metric("merge_us_per_saved_page", merge_ns / 1e3 / MAX(saved, 1));
 }
 
-/* A dirty log: nobody writes here, and neither way pays for knowing it. */
+/* A dirty log without writes: neither way pays for it. */
 static bool nothing_written(void *opaque, size_t page, size_t n,
                             unsigned long *bitmap)
 {

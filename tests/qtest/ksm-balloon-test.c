@@ -25,16 +25,16 @@
 
 #define MIB (1024 * 1024)
 #define PAGE 4096
-/* A size no other mapping of QEMU has, so that the VMA can be found. */
+/* No other mapping of QEMU has this size: it finds the VMA. */
 #define SIZE (42 * MIB)
-/* What is filled, and what of it is given back. */
+/* What is filled, and given back of it. */
 #define FILL_START (12 * MIB)
 #define FILL_LEN (16 * MIB)
 #define GIVE_START (16 * MIB)
 #define GIVE_LEN (8 * MIB)
 #define GIVE_PAGES (GIVE_LEN / PAGE)
 #define PATTERN 0x5a
-/* What is read at a time: libqtest is slow with long lines. */
+/* Read at a time: libqtest is slow with long lines. */
 #define PIECE (64 * 1024)
 /*
  * Each CPU of the host marks pages as lazily free in batches: as many on each
@@ -55,7 +55,7 @@ typedef struct Fake {
     size_t n_given;         /* pages given back so far */
 } Fake;
 
-/* A guest with memory and a balloon device, which it does not use yet. */
+/* A guest with memory and a balloon device, not used yet. */
 static Fake *fake_boot(const char *backend)
 {
     Fake *fake = g_new0(Fake, 1);
@@ -69,7 +69,7 @@ static Fake *fake_boot(const char *backend)
     return fake;
 }
 
-/* The guest's driver starts, with these features if the device has them. */
+/* The driver starts, with these features if the device has them. */
 static void fake_drive(Fake *fake, uint64_t features)
 {
     QPCIAddress addr = { .devfn = QPCI_DEVFN(4, 0) };
@@ -173,7 +173,7 @@ static void give_report(Fake *fake)
     fake->n_given += GIVE_PAGES;
 }
 
-/* Page by page, 256 at a time as Linux does; page_of() gives the order. */
+/* 256 pages at a time as Linux does; page_of() gives the order. */
 static void give_pages(Fake *fake, uint32_t (*page_of)(uint32_t i))
 {
     uint32_t pfns[256];
@@ -241,7 +241,7 @@ static bool page_is(Fake *fake, uint64_t addr, uint8_t byte)
     return is_all(page, byte);
 }
 
-/* Each page is what it was or zero, as a whole; how many are what they were. */
+/* Each page is as it was or zero; returns how many are as they were. */
 static size_t assert_old_or_zero(Fake *fake, uint64_t start, uint64_t len)
 {
     g_autofree uint8_t *piece = g_malloc(PIECE);
@@ -266,7 +266,6 @@ static void assert_old(Fake *fake, uint64_t start, uint64_t len)
     g_assert_cmpuint(assert_old_or_zero(fake, start, len), ==, len / PAGE);
 }
 
-/* The memory around what is given back. */
 static void assert_rest_untouched(Fake *fake)
 {
     assert_old(fake, FILL_START, GIVE_START - FILL_START);
@@ -284,7 +283,7 @@ static uint64_t fake_stat(Fake *fake, const char *name)
     return value;
 }
 
-/* The kernel takes back what is lazily free of the memory, and nothing else. */
+/* The kernel takes back the range's lazily free memory, and only that. */
 static bool host_takes(Fake *fake, uint64_t addr, size_t len)
 {
 #ifdef SYS_process_madvise
@@ -364,7 +363,7 @@ static void test_lazy(const void *opaque)
     g_assert_cmpuint(before.lazy_free, ==, 0);
     c->give(fake);
     vma = fake_vma(fake);
-    /* the host may be short of memory just now, and take it */
+    /* the host may be short of memory, and take it */
     g_assert_cmpuint(before.resident - vma.resident + vma.lazy_free + SLACK,
                      >=, GIVE_LEN);
     g_assert_cmpuint(vma.lazy_free, <=, GIVE_LEN);
@@ -377,7 +376,7 @@ static void test_lazy(const void *opaque)
     fake_free(fake);
 }
 
-/* Lazy where the host has memory, but what the host is short of is not ours. */
+/* Lazy where the host has memory; its own shortages are not ours. */
 static void test_auto(const void *opaque)
 {
     const Case *c = opaque;
@@ -403,7 +402,7 @@ static bool host_has_swap(void)
            strchr(text, '\n')[1];
 }
 
-/* What has been free for long goes back, what was written stays. */
+/* What is free for long goes back, what was written stays. */
 static void test_decay(void)
 {
     size_t before;
@@ -436,7 +435,6 @@ static void test_decay(void)
     fake_free(fake);
 }
 
-/* A page comes out of the balloon, is written, and stays. */
 static void test_deflate(const void *opaque)
 {
     const Case *c = opaque;
@@ -649,8 +647,8 @@ static void test_poison(void)
 }
 
 /*
- * A background snapshot is under way for some seconds.  What the guest's driver
- * writes meanwhile waits until the snapshot has it.
+ * A background snapshot takes some seconds.  What the driver writes waits until
+ * the snapshot has it.
  */
 static void test_snapshot(void)
 {
@@ -678,7 +676,7 @@ static void test_snapshot(void)
     fake_free(fake);
 }
 
-/* The backend goes while memory of it waits to be given back for good. */
+/* The backend goes while its memory waits to be given back for good. */
 static void test_unplug(void)
 {
     QTestState *qts = qtest_init("-machine none");
@@ -755,7 +753,7 @@ int main(int argc, char **argv)
         /* while what is given back is being merged: the pattern is */
         add_lies("vm", KSM ",scope=vm,max-cpu=100,free-policy=lazy");
         add_lies("zero", KSM ",scope=zero,max-cpu=100");
-        /* nothing merged: so that what is given back can be told from that */
+        /* nothing merged: free memory can be told from it */
         add_cases("vm/eager", VM ",free-policy=eager", 4, test_eager);
         add_cases("vm/lazy", VM ",free-policy=lazy", 4, test_lazy);
         add_cases("vm/deflate", VM ",free-policy=lazy", 1, test_deflate);

@@ -47,8 +47,8 @@ static void vmem_request(Device *d, QTestState *qts, uint16_t type,
 }
 
 /*
- * Memory that was merged is unplugged, nothing of it stays merged, and it is
- * zeroes when it is plugged in again.
+ * Merged memory is unplugged, does not stay merged, and is zeroes when plugged
+ * in again.
  */
 static void test_virtio_mem(void)
 {
@@ -78,7 +78,7 @@ static void test_virtio_mem(void)
             stat_wait(qts, "mem1", "pages-merged", COPY / PAGE);
             assert_memory(qts, VMEM_ADDR, data, COPY);
         }
-        /* else it is being merged just now, or is not yet */
+        /* else it is being merged, or not yet */
         vmem_request(&d, qts, VIRTIO_MEM_REQ_UNPLUG, COPY / VMEM_BLOCK);
         g_assert_cmpuint(stat_get(qts, "mem1", "pages-merged"), ==, 0);
         g_assert_cmpuint(stat_get(qts, "mem1", "merged-runs"), ==, 0);
@@ -98,9 +98,9 @@ static void test_virtio_mem(void)
     qtest_quit(qts);
 }
 
-/* --- processes --- */
 
-/* QEMU starts helper programs, by fork(), while pages are taken out. */
+/* --- processes --- */
+/* QEMU forks helper programs while pages are taken out. */
 static void test_fork(void)
 {
     g_autofree uint8_t *data = random_copy(1);
@@ -231,7 +231,7 @@ static int gdb_connect(const char *path)
     return fd;
 }
 
-/* A debugger reads and writes merged memory: one copy has it, not both. */
+/* A debugger's write to merged memory is in one copy, not in both. */
 static void test_gdb(void)
 {
     g_autofree uint8_t *data = random_copy(1);
@@ -245,7 +245,7 @@ static void test_gdb(void)
         return;
     }
     unlink(path);
-    /* firmware runs, and finds nothing to boot from */
+    /* firmware runs and finds nothing to boot from */
     qts = qtest_initf("-accel tcg " RAM " -chardev socket,id=gdb,path=%s,"
                       "server=on,wait=off -gdb chardev:gdb", path);
     copies_put(qts, data);
@@ -283,8 +283,8 @@ static void capability_set(QTestState *qts, const char *name)
 }
 
 /*
- * Each page at its place in the file, by several threads, past the page cache
- * if there is a way.
+ * Pages at their places in the file, by several threads, past the page cache if
+ * possible.
  */
 static void mapped_ram_set(QTestState *qts, const char *path)
 {
@@ -312,8 +312,8 @@ static void migrate_in(QTestState *qts, const char *uri)
 }
 
 /*
- * Out of merged memory as mapped-ram, into plain RAM, from there through a
- * pipe to memory that is merged again, without anybody asking for it.
+ * Merged memory goes to plain RAM as mapped-ram, and through a pipe to memory
+ * that merges again, unasked.
  */
 static void test_there_and_back(void)
 {
@@ -359,7 +359,7 @@ static void test_there_and_back(void)
 
 /* --- when it is over --- */
 
-/* What the engine was last told to wait: when that was, and for how long. */
+/* The engine's last wait: since when, and for how long. */
 typedef struct Rest {
     unsigned count;     /* lines read so far */
     double at;          /* s */
@@ -387,8 +387,8 @@ static Rest rest_read(const char *log)
 }
 
 /*
- * An engine that is inhibited looks less and less often whether it still is.
- * When that ends it is told, and does not rest as long as it meant to.
+ * An inhibited engine looks less and less often whether it still is.  It is
+ * told when that ends, and rests no longer.
  */
 static void test_resume(void)
 {
@@ -401,7 +401,7 @@ static void test_resume(void)
         return;
     }
     qts = qtest_initf(RAM " -msg timestamp=on -trace ksm_step -D %s", log);
-    /* enough that is neither zero nor equal to keep the migration going */
+    /* enough unique content to keep the migration going */
     for (int i = 0; i < 5; i++) {
         g_autofree uint8_t *other = random_copy(10 + i);
 

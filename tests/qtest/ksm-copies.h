@@ -5,7 +5,7 @@
  *
  * The test program is the guest: it writes RAM, waits until that is merged,
  * and reads it back after some other event.  It waits far longer than anything
- * takes, and fails then.
+ * takes, and then fails.
  */
 #ifndef TESTS_QTEST_KSM_COPIES_H
 #define TESTS_QTEST_KSM_COPIES_H
@@ -25,27 +25,25 @@
 #define SECOND (32 * MIB)
 #define COPY (4 * MIB)
 
-/* Patience with any machine; a test that gets there has failed. */
+/* A test that waits so long has failed. */
 #define WAIT_S 120
 
-/* False, and the test is skipped, where scope=vm cannot be used. */
+/* False where scope=vm cannot be used: the test is skipped. */
 bool can_run(void);
 
 uint64_t stat_get(QTestState *qts, const char *id, const char *name);
 void stat_wait(QTestState *qts, const char *id, const char *name,
                uint64_t least);
 
-/* The same, but the engine is left to itself. */
+/* The same, without a kick to the engine. */
 void stat_wait_alone(QTestState *qts, const char *id, const char *name,
                      uint64_t least);
 
 /*
- * Makes the engine begin a pass: an idle one rests for up to ten seconds,
- * and there is not always time for that.
+ * Starts a pass: an idle engine rests for up to ten seconds, too long at times.
  */
 void engine_kick(QTestState *qts, const char *id);
 
-/* So many passes begin and end. */
 void passes_wait(QTestState *qts, const char *id, unsigned passes);
 
 bool state_is(QTestState *qts, const char *id, const char *state);
@@ -64,8 +62,8 @@ void assert_memory(QTestState *qts, uint64_t addr, const void *data,
 void copies_write(QTestState *qts, const uint8_t *data);
 
 /*
- * Nothing is merged before all is written: a few pages that come after the
- * rest of their chunk would not be worth merging by themselves.
+ * Nothing is merged before all is written: a chunk's last few pages would not
+ * be worth merging by themselves.
  */
 void copies_put(QTestState *qts, const uint8_t *data);
 void copies_assert(QTestState *qts, const uint8_t *data);

@@ -5,8 +5,8 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * The guest reads from a disk whose answer takes as long as the test wants.
- * Meanwhile the engine merges all around at full speed, and would merge the
- * buffer too, which is part of a copy.
+ * Meanwhile the engine merges at full speed, and would merge the buffer too,
+ * which is part of a copy.
  *
  * Two things prevent that, and each has its tests: the kernel refuses to take
  * pinned pages out (reads of a real disk, in all ways QEMU has), and QEMU
@@ -24,12 +24,10 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 
-/* In the middle of the first copy. */
 #define BUFFER (FIRST + MIB)
 /* What a chunk of each copy may keep out of the merge. */
 #define MERGED ((COPY - 2 * MIB) * 2 / PAGE)
 
-/* A read of the disk begins. */
 static uint32_t read_begin(Device *d, QTestState *qts, uint64_t at,
                            uint32_t len)
 {
@@ -48,7 +46,7 @@ static uint32_t read_begin(Device *d, QTestState *qts, uint64_t at,
     return head;
 }
 
-/* All that may be merged is, and the rest has been tried. */
+/* All that may be merged is, all else has been tried. */
 static void merge_around(QTestState *qts)
 {
     ksm_qom_set(qts, "ram0", "run", "true");
@@ -57,7 +55,7 @@ static void merge_around(QTestState *qts)
     ksm_qom_set(qts, "ram0", "run", "false");
 }
 
-/* Nobody is at the buffer any more: it is merged as any other memory. */
+/* Nobody uses the buffer any more: it is merged. */
 static void merge_rest(QTestState *qts, const uint8_t *data, uint32_t len)
 {
     qtest_bufwrite(qts, BUFFER, data + MIB, len);

@@ -8,7 +8,6 @@
 
 #include "libqtest.h"
 
-/* How QEMU came to its end. */
 typedef struct KsmRun {
     int status;         /* exit code, -1: by a signal */
     char *err;          /* what it wrote to stderr */
@@ -25,9 +24,9 @@ typedef struct KsmDeny {
 } KsmDeny;
 
 /*
- * Runs QEMU with @args (split at spaces), and after them a device that does
- * not exist: QEMU always exits, and says KSM_RUN_STARTED where all that stands
- * in @args was accepted.  @deny: NULL, or what the kernel is to refuse.
+ * Runs QEMU with @args (split at spaces), and then a device that does not
+ * exist: QEMU always exits, and says KSM_RUN_STARTED if it accepted all of
+ * @args.  @deny: what the kernel refuses, or NULL.
  */
 KsmRun *ksm_run(const char *args, const KsmDeny *deny);
 #define KSM_RUN_STARTED "'no-such-device' is not a valid device model name"
@@ -38,7 +37,7 @@ KsmRun *ksm_run(const char *args, const KsmDeny *deny);
  */
 QTestState *ksm_init_sysfs(const char *dir, const char *args);
 
-/* A system call that the kernel is to refuse to QEMU. */
+/* A system call that the kernel refuses to QEMU. */
 typedef struct KsmFault {
     int nr;
     unsigned arg;       /* when this argument ... */
@@ -50,8 +49,8 @@ typedef struct KsmFault {
 #define KSM_FAULT_OPTION "--fault"
 
 /*
- * The command that runs QEMU with that fault: this test program, started with
- * KSM_FAULT_OPTION, whose main() then has to call ksm_fault_exec().
+ * The command that runs QEMU with that fault: this test program with
+ * KSM_FAULT_OPTION, whose main() must call ksm_fault_exec().
  */
 char *ksm_fault_command(const KsmFault *fault);
 int ksm_fault_exec(int argc, char **argv);
@@ -71,7 +70,7 @@ bool ksm_vma_has(QTestState *qts, size_t size, const char *flag);
 /* Where the guest's physical address is in QEMU. */
 uintptr_t ksm_host_address(QTestState *qts, uint64_t addr);
 
-/* How many VMAs there are in a range, and how many of them have the flag. */
+/* VMAs in a range, and those of them with the flag. */
 typedef struct KsmVmas {
     unsigned all;
     unsigned flagged;

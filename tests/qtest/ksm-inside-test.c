@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-/* An area that has no equal, and is not merged. */
+/* A unique area, not merged. */
 #define ALONE (24 * MIB)
 
 static KsmInside *inside_new(const char *path)
@@ -44,7 +44,7 @@ static QTestState *inside_init(const char *path, const char *args)
     return qts;
 }
 
-/* QEMU knows of the error as soon as it is told, and forgets it at a reset. */
+/* QEMU is told of the error, and forgets it at a reset. */
 static void memory_error(QTestState *qts, KsmInside *inside, uint64_t addr)
 {
     g_autofree char *hmp = NULL;
@@ -52,7 +52,7 @@ static void memory_error(QTestState *qts, KsmInside *inside, uint64_t addr)
     inside->error_at = ksm_host_address(qts, addr);
     hmp = qtest_hmp(qts, "info ksm");
     g_assert_cmpuint(inside->error_at, ==, 0);
-    /* the signal is handled in the main loop, before what comes after it */
+    /* the main loop handles the signal before what follows it */
     for (int i = 0; i < 10; i++) {
         qtest_readb(qts, addr);
     }
@@ -122,9 +122,9 @@ static void held_wait(KsmInside *inside)
 }
 
 /*
- * While /proc/self/smaps is being read for query-ksm-stats, however long that
- * takes, QEMU goes on: not the main thread reads it.  "info ksm" does it in
- * the main thread, without the lock.
+ * QEMU goes on while query-ksm-stats reads /proc/self/smaps, however long that
+ * takes: another thread reads it.  "info ksm" reads it in the main thread,
+ * without the lock.
  */
 static void test_smaps(void)
 {
@@ -182,7 +182,6 @@ static void monitor_type(const char *socket_path, const char *command)
     close(fd);
 }
 
-/* An object is deleted while its memory is looked at. */
 static void test_smaps_deleted(void)
 {
     g_autofree char *path = temporary();

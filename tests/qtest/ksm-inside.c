@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-/* What QEMU's fopen() is called in the C library. */
+/* QEMU's fopen() has this name in the C library. */
 FILE *inside_fopen(const char *path, const char *mode) asm("fopen64");
 
 static KsmInside *inside;

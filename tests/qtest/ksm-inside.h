@@ -11,12 +11,11 @@
 
 typedef struct KsmInside {
     /*
-     * When statistics are read next by the main thread ("info ksm"), QEMU is
-     * told of a memory error at this address, as by the kernel; then this is
-     * 0 again.
+     * When the main thread next reads statistics ("info ksm"), QEMU is told of
+     * a memory error at this address, as by the kernel; then this is 0 again.
      */
     uint64_t error_at;
-    /* who opens /proc/self/smaps to read statistics waits while this is set */
+    /* while this is set, openers of /proc/self/smaps for statistics wait */
     uint32_t hold;
     uint32_t held;          /* so many wait */
     /* so often it was opened, by the main thread and by others */

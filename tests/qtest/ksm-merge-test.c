@@ -45,7 +45,7 @@ static bool skip(void)
     return !supported;
 }
 
-/* Page i of an area: unlike any other, in all of its bytes. */
+/* Page i of an area, unique in all of its bytes. */
 static void page_fill(uint8_t *page, uint32_t seed)
 {
     uint64_t x = seed * 0x9e3779b97f4a7c15ull + 1;
@@ -111,7 +111,7 @@ static bool has_reason(QTestState *qts, const char *id, const char *kind,
     return has;
 }
 
-/* Long enough for any machine; a test that gets there has failed. */
+/* A test that waits so long has failed. */
 #define PATIENCE_S 120
 
 static void wait_stat(QTestState *qts, const char *name, int64_t least)
@@ -185,7 +185,7 @@ static void test_vm(void)
     area = merge_copies(qts);
     check_copies(qts, area);
 
-    /* what is written to one copy is in that copy only */
+    /* writes to one copy are in that copy only */
     changed = g_memdup2(area, AREA);
     for (unsigned i = 0; i < AREA_PAGES; i += 3) {
         uint8_t byte = ~changed[i * PAGE + i];
@@ -196,14 +196,14 @@ static void test_vm(void)
     area_check(qts, ORIGINAL, area);
     area_check(qts, COPY, changed);
 
-    /* and merged again once it is what it was */
+    /* merged again once it is as before */
     area_write(qts, COPY, area);
     wait_stat(qts, "pages-merged", AREA_PAGES * 2 * 9 / 10);
     check_copies(qts, area);
     qtest_quit(qts);
 }
 
-/* QEMU marks all RAM for the kernel's KSM; that of ours must not be. */
+/* QEMU marks all RAM for the kernel's KSM, but not ours. */
 static void test_not_for_ksmd(void)
 {
     QTestState *qts;
@@ -240,8 +240,8 @@ static void test_merge_property(void)
 }
 
 /*
- * Core dumps have all of the memory or none of it, whatever of it is merged
- * afterwards.  @addr: of two areas that were not written yet.
+ * Core dumps have all of the memory or none, whatever is merged afterwards.
+ * @addr: of two areas not written yet.
  */
 static void dump_change(QTestState *qts, bool dump, uint64_t addr)
 {
@@ -302,7 +302,7 @@ static void test_two_scopes(void)
     qtest_quit(qts);
 }
 
-/* Backends come and go while the engine of another one works. */
+/* Backends come and go while another one's engine works. */
 static void test_object_del(void)
 {
     g_autofree uint8_t *area = NULL;
@@ -409,7 +409,6 @@ static void test_reset(void)
     qtest_quit(qts);
 }
 
-/* QEMU ends while the engine is at work. */
 static void test_quit(void)
 {
     g_autofree uint8_t *area = NULL;
@@ -429,8 +428,8 @@ static void test_quit(void)
 }
 
 /*
- * An iothread of its own, which is deleted while it merges: it stays until
- * the last backend has gone.
+ * An iothread is deleted while it merges: it stays until the last backend has
+ * gone.
  */
 static void test_iothread(void)
 {
@@ -456,7 +455,6 @@ static void test_iothread(void)
     qtest_quit(qts);
 }
 
-/* dump-guest-memory reads merged memory as any other. */
 static void test_dump(void)
 {
     g_autofree uint8_t *area = NULL;
@@ -484,7 +482,7 @@ static void test_dump(void)
     unlink(path);
 }
 
-/* What the kernel refuses, and what is then said of it. */
+/* What the kernel refuses, and the message. */
 typedef struct Fault {
     const char *name;
     KsmFault call;
@@ -492,7 +490,7 @@ typedef struct Fault {
     const char *text;       /* part of its text */
 } Fault;
 
-/* Before the guest runs: there is no object, and it is said why. */
+/* Before the guest runs: there is no object, and a reason. */
 static const Fault faults_at_start[] = {
     { "denied", { SYS_ioctl, 1, (uint32_t)UFFDIO_API, EPERM },
       NULL, "userfaultfd is not permitted" },
@@ -523,7 +521,7 @@ static const Fault faults_running[] = {
 
 /*
  * The kernel refuses something while the guest runs: it runs on, its memory
- * is what it was, nothing of it is merged, and the reasons say why.
+ * stays, nothing is merged, and the reasons say why.
  */
 static void test_fault_running(const void *opaque)
 {
@@ -554,7 +552,7 @@ static void test_fault_running(const void *opaque)
     qtest_quit(qts);
 }
 
-/* Something is missing from the start: refused, with what to do about it. */
+/* Missing from the start: refused, with what to do about it. */
 static void test_fault_start(const void *opaque)
 {
     const Fault *fault = opaque;
@@ -583,8 +581,7 @@ static bool has_file(QTestState *qts, int fd)
 }
 
 /*
- * QEMU has as many files open as it may when the guest begins to run, and
- * later it has not.
+ * QEMU has its limit of files open when the guest begins to run, but not later.
  */
 static void test_fault_files(void)
 {

@@ -122,8 +122,8 @@ static void wait_ready(QTestState *qts)
 
 /*
  * Until memory is merged that the CPUs leave alone: they wait for PAYLOAD_GO,
- * or are stopped.  While they count, pages may be written too often for it,
- * on a machine that has nothing else to do.
+ * or are stopped.  While they count on an idle machine, they may write pages
+ * too often.
  */
 static void wait_merged(QTestState *qts)
 {
@@ -136,10 +136,7 @@ static void wait_merged(QTestState *qts)
     g_error("nothing is merged: %s", qtest_hmp(qts, "info ksm"));
 }
 
-/*
- * Until every CPU is in pass @pass, and so many merged pages were seen to be
- * written.
- */
+/* Until all CPUs are in pass @pass, and @broken merged pages were written. */
 static void wait_passes(QTestState *qts, unsigned cpus, uint32_t pass,
                         int64_t broken)
 {
@@ -160,8 +157,8 @@ static void wait_passes(QTestState *qts, unsigned cpus, uint32_t pass,
 }
 
 /*
- * The guest is stopped: in the order of its pass, the pages it has done are
- * one ahead.  Between counting and saying so it may be either.
+ * The guest is stopped: pages already done in a CPU's pass are one ahead.
+ * Between counting and saying so it may be either.
  */
 static void memory_check(QTestState *qts, unsigned cpu)
 {
@@ -200,7 +197,7 @@ static QTestState *payload_init(const Payload *payload, const char *disk,
                        payload->args, args, payload->props, disk);
 }
 
-/* The CPUs count, and memory they have not come to yet is merged. */
+/* The CPUs count, and memory they have not come to is merged. */
 static QTestState *payload_start(const Payload *payload, const char *disk)
 {
     QTestState *qts = payload_init(payload, disk, "-S");
@@ -231,7 +228,7 @@ static void test_payload(const void *opaque)
 
     wait_passes(qts, payload->cpus, 2, 1);
     payload_check(payload, qts);
-    /* on it goes, with some of it merged while the CPUs stood still */
+    /* on it goes, partly merged while the CPUs stood still */
     wait_merged(qts);
     qtest_qmp_assert_success(qts, "{'execute': 'cont'}");
     wait_passes(qts, payload->cpus, 3, 1);
@@ -240,8 +237,8 @@ static void test_payload(const void *opaque)
     unlink(disk);
 }
 
-/* --- QEMU's dirty log --- */
 
+/* --- QEMU's dirty log --- */
 /* Until the command's answer has that status. */
 static void status_wait(QTestState *qts, const char *command,
                         const char *status)
@@ -285,8 +282,8 @@ static QTestState *payload_migrate(const Payload *payload, QTestState *from,
 }
 
 /*
- * Merged pages that are written are noticed; others that use the log, a
- * migration above all, lose nothing to us, nor we to them.
+ * Writes to merged pages are noticed; other users of the log, above all a
+ * migration, and we lose nothing to each other.
  */
 static void test_log(const void *opaque)
 {

@@ -3,13 +3,13 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Direct I/O on NFS, 9p and ceph looks the pages of a buffer up when it
- * begins, takes references that are no pins, and writes to those pages when
- * the server has answered, even if the buffer is mapped anew by then.  Not
- * every machine has such a file system, so this stands for one, between QEMU
- * and the C library: vmsplice() takes the same references.  A program cannot
- * write through them, but it can look: as long as it sees the guest's writes,
- * the guest would see its writes.
+ * Direct I/O on NFS, 9p and ceph looks up a buffer's pages when it begins,
+ * takes references that are no pins, and writes to those pages when the server
+ * has answered, even if the buffer is mapped anew by then.  Few machines have
+ * such a file system; this stands for one, between QEMU and the C library:
+ * vmsplice() takes the same references.  A program cannot write through them,
+ * but it can look: as long as it sees the guest's writes, the guest would see
+ * its writes.
  */
 
 #include "qemu/osdep.h"
@@ -18,7 +18,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
-/* What QEMU's pread() is called in the C library. */
+/* QEMU's pread() has this name in the C library. */
 ssize_t plain_pread(int fd, void *buf, size_t len, off_t at) asm("pread64");
 
 static PlainRead *shared(void)

@@ -18,7 +18,7 @@
 #include <linux/mman.h>
 #include <sys/syscall.h>
 
-/* A size no other mapping of QEMU has, so that the VMA can be found. */
+/* No other mapping of QEMU has this size: it finds the VMA. */
 #define SIZE (42 << 20)
 #define RAM "-machine q35,memory-backend=ram0 -m 42M -nodefaults " \
             "-object memory-backend-ksm,id=ram0,size=42M"
@@ -251,7 +251,7 @@ static void test_help(void)
     }
 }
 
-/* -machine mem-merge=off: only our own call can make the memory mergeable. */
+/* -machine mem-merge=off: only we can make the memory mergeable. */
 static void test_mergeable(void)
 {
     QTestState *qts = qtest_init("-machine q35,memory-backend=ram0,"
@@ -293,7 +293,7 @@ static void test_run(void)
     qtest_quit(qts);
 }
 
-/* What is merged is not for the property of memory-backend-ram to say. */
+/* The property of memory-backend-ram has no say in merging. */
 static void test_merge(void)
 {
     QTestState *qts = qtest_init(RAM);
@@ -309,7 +309,6 @@ static void test_merge(void)
     qtest_quit(qts);
 }
 
-/* The kernel has no memory to mark all of the RAM: the guest runs. */
 static void test_unmarked(void)
 {
     KsmFault fault = { .nr = SYS_madvise, .arg = 1, .value = SIZE,
@@ -436,7 +435,7 @@ static void test_host_values(void)
     sysfs_free(dir);
 }
 
-/* Asks for the state of host and ram0, and for a reason both have. */
+/* Checks the state of host and ram0, and a reason both have. */
 static void assert_inhibited(QTestState *qts, const char *kind,
                              const char *text)
 {
@@ -478,7 +477,7 @@ static void test_host_states(void)
     assert_inhibited(qts, "ksmd-stopped", "scan no pages");
     knob_write(dir, "pages_to_scan", "100\n");
 
-    /* nothing of ram0 is resident, so nothing of it can be merged */
+    /* nothing of ram0 is resident, so nothing can be merged */
     knob_write(dir, "pages_shared", "0\n");
     stats = ksm_stats(qts);
     backend = ksm_stats_backend(stats, "ram0");
@@ -514,7 +513,7 @@ static void test_no_sysfs(void)
     qtest_quit(qts);
 }
 
-/* What the kernel says of the process is what query-ksm-stats says. */
+/* query-ksm-stats says what the kernel says of the process. */
 static void test_process(void)
 {
     static const struct { const char *file, *member; } names[] = {
@@ -544,7 +543,7 @@ static void test_process(void)
     qtest_quit(qts);
 }
 
-/* After giving up root QEMU may not write ksmd's knobs, and says so. */
+/* QEMU that gave up root may not write ksmd's knobs, and says so. */
 static void test_user(void)
 {
     QTestState *qts;

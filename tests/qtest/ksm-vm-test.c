@@ -4,9 +4,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The test program is the guest: it writes RAM, waits until that is merged,
- * and reads it back after some other event.  Nothing here measures time; the
- * tests wait as long as it takes.
+ * The test program is the guest (see ksm-copies.h).  Nothing here measures
+ * time; the tests wait as long as it takes.
  */
 
 #include "qemu/osdep.h"
@@ -37,7 +36,7 @@ static void test_merge(void)
     g_assert_cmpuint(stat_get(qts, "ram0", "merged-runs"), >, 0);
     copies_assert(qts, data);
 
-    /* a write is seen in one copy only */
+    /* a write is in one copy only */
     for (unsigned page = 0; page < COPY / PAGE; page += 3) {
         qtest_bufwrite(qts, SECOND + page * PAGE + page, other, 1 + page % 9);
     }
@@ -74,7 +73,7 @@ static void test_zero(void)
     qtest_quit(qts);
 }
 
-/* In a thread that the user made, and that goes when QEMU goes. */
+/* In a thread of the user's, which goes with QEMU. */
 static void test_iothread(void)
 {
     g_autofree uint8_t *data = random_copy(1);
@@ -153,7 +152,7 @@ static void test_run_off(void)
     copies_wait(qts);
     g_assert_false(state_is(qts, "ram0", "off"));
 
-    /* what is merged stays merged, until it is unmerged */
+    /* merged memory stays merged until it is unmerged */
     ksm_qom_set(qts, "ram0", "run", "false");
     g_assert_true(state_is(qts, "ram0", "off"));
     g_assert_cmpuint(stat_get(qts, "ram0", "pages-merged"), ==,
@@ -276,7 +275,7 @@ static void test_dimm(void)
 
 /* --- devices --- */
 
-/* What the balloon takes is zeroes when it comes back, in any state. */
+/* The balloon's memory is zeroes when it comes back, in any state. */
 static void test_discard(void)
 {
     g_autofree uint8_t *data = random_copy(1);
@@ -297,7 +296,7 @@ static void test_discard(void)
     addr = guest_alloc(&d.alloc, sizeof(pfns));
     g_assert_true(addr + sizeof(pfns) < FIRST || addr > SECOND + COPY);
     for (int i = 0; i < ARRAY_SIZE(pfns); i++) {
-        /* merged pages, and in between some that were written */
+        /* merged pages, and written ones between */
         pfns[i] = cpu_to_le32(SECOND / PAGE + 2 * i);
         if (i % 5 == 0) {
             qtest_writeb(qts, SECOND + 2 * i * PAGE, 1);
@@ -369,7 +368,7 @@ static void test_migrate_cancel(void)
         return;
     }
     qts = qtest_init(RAM);
-    /* enough that is neither zero nor equal to keep the migration going */
+    /* enough unique content to keep the migration going */
     for (int i = 0; i < 5; i++) {
         g_autofree uint8_t *other = random_copy(10 + i);
 
@@ -391,7 +390,7 @@ static void test_migrate_cancel(void)
 
 /* --- QEMU's dirty log --- */
 
-/* Writes to what is merged are seen, again and again. */
+/* Writes to merged memory are seen, again and again. */
 static void test_log(void)
 {
     g_autofree uint8_t *data = random_copy(1);
@@ -427,13 +426,12 @@ static void assert_same_memory(QTestState *one, QTestState *other)
 }
 
 /*
- * What was written while a migration runs gets to the other side, whatever
- * the engine has cleared of the log before and meanwhile; and merging goes on
- * where it ended.  With TCG, too, where firmware has run and a vCPU is there:
- * what vCPUs write all the time is for tests/e2e/test_migration.py.
- *
- * Nobody reads what is sent before the last write: no bandwidth is so low that
- * a migration could not be over by then, on a machine that is busy.
+ * What is written while a migration runs gets to the other side, whatever the
+ * engine clears of the log, and merging goes on where it ended.  With TCG, too,
+ * where firmware has run and a vCPU is there; tests/e2e/test_migration.py has
+ * vCPUs that write all the time.  Nobody reads what is sent before the last
+ * write: at any bandwidth, however low, the migration could be over first on a
+ * busy machine.
  */
 static void test_log_migrate(const void *accel)
 {
@@ -475,7 +473,7 @@ static void test_log_migrate(const void *accel)
     copies_wait(to);
     copies_assert(to, other);
     qtest_quit(to);
-    /* the source goes on merging if it is to go on */
+    /* the source goes on merging if told to */
     qtest_qmp_assert_success(from, "{'execute': 'cont'}");
     copies_put(from, data);
     copies_wait(from);
@@ -485,7 +483,7 @@ static void test_log_migrate(const void *accel)
     unlink(go);
 }
 
-/* Others that use the log come and go, and merging goes on. */
+/* Other users of the log come and go, and merging goes on. */
 static void test_log_dirty_rate(const void *opaque)
 {
     const char *mode = opaque;
@@ -525,8 +523,8 @@ static void capability_set(QTestState *qts, const char *name, bool on)
 }
 
 /*
- * A background snapshot needs userfaultfd on the memory for itself: unmerged
- * when it begins, not when somebody asks whether there can be one.
+ * A background snapshot needs userfaultfd for itself: memory is unmerged when
+ * it begins, not when somebody asks whether there can be one.
  */
 static void test_background_snapshot(void)
 {
@@ -558,7 +556,7 @@ static void test_background_snapshot(void)
     }
     qtest_quit(from);
 
-    /* deferred: an event before QMP is set up would be missed */
+    /* deferred: QMP would miss an event before its setup */
     to = qtest_initf(RAM " -incoming defer");
     qtest_qmp_assert_success(to, "{'execute': 'migrate-incoming', "
                              "'arguments': {'uri': %s}}", uri);

@@ -25,7 +25,6 @@
 #include "../../hw/mem/ksm-dma.h"
 #include "../../hw/mem/ksm-inhibit.h"
 
-/* The faked conditions. */
 static struct {
     bool discards_disabled;
     bool incoming_postcopy;
@@ -105,7 +104,7 @@ static void test_reasons(void)
     now.state = RUN_STATE_RESTORE_VM;
     assert_inhibited("saved or loaded");
 
-    /* a guest that merely stands still may be merged */
+    /* a guest that only stands still may be merged */
     now.state = RUN_STATE_PAUSED;
     g_assert_null(ksm_inhibited());
 }
@@ -163,8 +162,8 @@ static void test_dma(void)
 }
 
 /*
- * A device comes that QEMU does not see the writes of, when the engine has
- * asked for inhibitors already and taken pages out: nothing of it is merged.
+ * A device with writes that QEMU does not see comes when the engine has asked
+ * for inhibitors and taken pages out: nothing of it is merged.
  */
 static void test_dma_bypass(void)
 {
@@ -181,9 +180,9 @@ static void test_dma_bypass(void)
 }
 
 /*
- * A device that may pin memory comes when the engine has asked for inhibitors
- * already, and taken pages out or write-protected them: it is asked for again,
- * and all of it stays where it is.
+ * A device that may pin memory comes when the engine has asked for inhibitors,
+ * and taken pages out or write-protected them: it asks again, and all of it
+ * stays in place.
  */
 static void test_dma_pinned(void)
 {
@@ -270,7 +269,7 @@ static void test_nested(void)
     machine = NULL;
 }
 
-/* Memory tags of the guest are in memory that KVM alone sees. */
+/* Only KVM sees the memory with the guest's tags. */
 static void test_tags(void)
 {
     static const struct {

@@ -47,7 +47,7 @@ static void test_share(void)
     }
 }
 
-/* Whatever both take, and whoever comes first: it fits, with the rest. */
+/* Whatever both take, in either order: it fits, with the rest. */
 static void test_fits(void)
 {
     for (int i = 0; i < 100000; i++) {
@@ -99,7 +99,7 @@ static void coroutines_run(void)
     }
 }
 
-/* The pool keeps no more stacks than it may, and all that it may. */
+/* The pool keeps all the stacks that it may, and no more. */
 static void test_pool(void)
 {
     unsigned before = mappings(), wanted = qemu_coroutine_pool_wanted();

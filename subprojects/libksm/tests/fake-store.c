@@ -101,7 +101,7 @@ static uint64_t fake_seed(KsmStore *s)
 
 static int fake_reserve(KsmStore *s, size_t pages)
 {
-    /* room for what is offered and never used, and for others' */
+    /* room for vain offers, and for others' contents */
     return pool_reserve(&fake(s)->pool, 2 * pages);
 }
 
@@ -129,7 +129,7 @@ static StoreAnswer reply(FakeStore *f, const StoreAsk *q)
     uint32_t slot = GPOINTER_TO_UINT(g_hash_table_lookup(f->others, &q->hash));
 
     if (slot-- && !pool_full(&f->pool, slot)) {
-        /* it is told by one tag only: by that it is found there */
+        /* one tag tells of it: by that it is found there */
         f->pool.hash[slot] = f->pool.hash[slot] ? f->pool.hash[slot] : q->tag;
         if (f->pool.hash[slot] != q->tag) {
             return a;
@@ -185,7 +185,7 @@ static unsigned fake_awaited(KsmStore *s)
     return fake(s)->answers->length;
 }
 
-/* Copies pages to slots; @n may be less then.  SLOT_NONE: there is no room. */
+/* Copies pages to slots, perhaps fewer.  SLOT_NONE: there is no room. */
 static uint32_t slots_fill(FakeStore *f, const void *pages, unsigned *n)
 {
     uint32_t slot = pool_take(&f->pool, n);
@@ -262,7 +262,7 @@ static uint32_t fake_repeated(KsmStore *s, uint32_t slot)
     return t ? t->first : SLOT_NONE;
 }
 
-/* The peer of a real one would have told beforehand. */
+/* A real one's peer would have told beforehand. */
 static uint32_t fake_run(KsmStore *s, uint32_t slot, unsigned *n)
 {
     KsmPool *p = &fake(s)->pool;
@@ -359,7 +359,7 @@ static bool fake_tidy(KsmStore *s)
     return pool_release(&fake(s)->pool);
 }
 
-/* Books of the member: what waits in answers is the peer's, and so others'. */
+/* What waits in answers is the peer's, and so others'. */
 static StoreStats fake_stats(KsmStore *s)
 {
     FakeStore *f = fake(s);

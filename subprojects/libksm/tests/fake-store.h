@@ -3,10 +3,10 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * What a store served by another process would do, and the worst of it: answers
- * come late or not at all, offers are refused, content is copied before the
- * page is isolated (and may be another one by then), what is told may be wrong,
- * and the peer may go at any time.  Other members hold contents of their own.
+ * Does what a store of another process would, and the worst of it: answers come
+ * late or not at all, offers are refused, content is copied before the page is
+ * isolated (and may have changed), what is told may be wrong, and the peer may
+ * go at any time.  Other members hold contents of their own.
  */
 #ifndef KSM_FAKE_STORE_H
 #define KSM_FAKE_STORE_H
@@ -34,20 +34,20 @@ KsmStore *fake_store_new(unsigned max_sharing, int *err);
 
 FakeStoreHabits *fake_store_habits(KsmStore *s);
 
-/* The peer goes, with what it has not answered yet; and is there again. */
+/* The peer goes, with all unanswered questions; and is back. */
 void fake_store_lose(KsmStore *s);
 void fake_store_return(KsmStore *s);
-/* What is late is so no more. */
+/* Nothing is late any more. */
 void fake_store_hurry(KsmStore *s);
 
-/* Another member has a page of that content; its hash by the store's seed. */
+/* Another member has such a page; the hash is by the store's seed. */
 uint32_t fake_store_share(KsmStore *s, const void *page, uint64_t hash);
 
 /* Pages that were asked about, and offered. */
 uint64_t fake_store_asked(KsmStore *s);
 uint64_t fake_store_offered(KsmStore *s);
 
-/* Users that wait in answers are added: the i-th slot to the i-th element. */
+/* Adds users that wait in answers: the i-th slot to the i-th element. */
 void fake_store_users(KsmStore *s, uint32_t *users);
 
 /* The pool behind a store of either kind. */

@@ -2,8 +2,6 @@
  * libksm: test-fuzz's failing kernel
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
- *
- * See fuzz-faults.h for the idea.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -22,9 +20,9 @@
 #define N_CODES 6
 #define BURSTS_MAX 50u
 /*
- * Calls that fail, or that others wait for, without returning to the caller:
- * far more than the longest burst, and than the engine's own 10,000 tries of
- * what does not fail for ever.
+ * Calls that fail, or that others wait for, without a return to the caller: far
+ * more than the longest burst, and than the engine's 10,000 tries of what does
+ * not fail for ever.
  */
 #define STUCK_CALLS 60000u
 #define STUCK_MOST  (5 * STUCK_CALLS)
@@ -87,7 +85,7 @@ static const CallInfo infos[CALL_MAX] = {
     [CALL_POISON] = { "uffd_poison", { ENOMEM, EAGAIN, EINVAL } },
 };
 
-/* Calls that fail together, and with what. */
+/* Calls that fail together. */
 typedef struct Group {
     uint32_t calls;
     int code;               /* 0: each with one of its own */
@@ -100,9 +98,8 @@ typedef struct Group {
                    CALL_BIT(CALL_PUNCH) | CALL_BIT(CALL_ALLOCATE))
 #define BITS_ASK (CALL_BIT(CALL_PAGEMAP) | CALL_BIT(CALL_READ_AT))
 #define BITS_ALL ((1u << CALL_MAX) - 1)
-/* Those that the kernel has no way to fail again and again. */
+/* The kernel cannot fail these again and again. */
 #define BITS_MORTAL (CALL_BIT(CALL_UNREGISTER) | CALL_BIT(CALL_WAKE))
-/* Those that take memory. */
 #define BITS_ALLOC (BITS_UFFD | BITS_FILE | CALL_BIT(CALL_MAP) | \
                     CALL_BIT(CALL_REMAP) | CALL_BIT(CALL_ADVISE) | \
                     CALL_BIT(CALL_PAGEMAP) | CALL_BIT(CALL_OPEN_READ) | \
@@ -301,7 +298,7 @@ void faults_begin(void)
 
 void faults_may_take(unsigned calls)
 {
-    /* bounded: what adds to it may go on as well */
+    /* bounded: its causes may go on as well */
     if (!relieved) {
         stuck_at = MIN(stuck_at + calls, STUCK_MOST);
     }
@@ -338,13 +335,13 @@ static bool rule_hits(Rule *r, Call call)
     }
 }
 
-/* A call that failed may be the first of more. */
+/* A failed call may be the first of more. */
 static void rules_triggered(Call call)
 {
     for (unsigned i = 0; i < N_RULES; i++) {
         Rule *r = &rules[i];
 
-        /* not without end, nor by its own failures: that would be for ever */
+        /* neither endlessly nor by its own failures */
         if (r->when == WHEN_AFTER && !r->left && r->bursts < BURSTS_MAX &&
             (r->trigger & ~r->calls & CALL_BIT(call)) && one_in(r->one_in)) {
             r->bursts++;
@@ -367,7 +364,7 @@ static int code_of(const Rule *r, Call call)
     return codes[below(n)];
 }
 
-/* Far too many calls: failures cease, and if that does not help, it hangs. */
+/* After far too many calls failures cease; if that is no help, it hangs. */
 static void count_tries(Call call)
 {
     if (++in_a_row == stuck_at) {
@@ -394,7 +391,7 @@ static int rules_code(Call call)
     return code;
 }
 
-/* The errno that the call is to fail with; 0: it is not. */
+/* The errno to fail with; 0: it succeeds. */
 static int hit(Call call, void *at, void *from, size_t len)
 {
     int code;
@@ -414,8 +411,8 @@ static int hit(Call call, void *at, void *from, size_t len)
 }
 
 /*
- * What was mapped is gone, with nothing in its place.  Only while nobody else
- * runs who might see, or map something there that is not ours.
+ * Leaves a hole where something was mapped; only while nobody else runs who
+ * might see it, or map something there.
  */
 static void tear(void *addr, size_t len)
 {
@@ -488,7 +485,7 @@ static int f_advise(void *addr, size_t len, int advice)
     int code;
 
     if (advice == MADV_NORMAL) {
-        /* fails only where nothing is mapped, and is asked because of that */
+        /* fails only where nothing is mapped, as its callers rely on */
         count_tries(CALL_ADVISE);
         return prim_real.advise(addr, len, advice);
     }
@@ -572,7 +569,7 @@ static int f_close(int fd)
 {
     int code = hit(CALL_CLOSE, NULL, NULL, 0);
 
-    /* whatever it returns, the descriptor is gone */
+    /* the descriptor is gone all the same */
     return prim_real.close(fd) < 0 ? -EBADF : -code;
 }
 
@@ -655,7 +652,6 @@ static void may_block(const UffdRange *range)
     }
 }
 
-/* The first half of a range, in whole pages. */
 static UffdRange half_of(const UffdRange *range)
 {
     UffdRange half = *range;
@@ -716,7 +712,7 @@ static int f_uffd_protect(const UffdRange *range, bool yes)
     return code ? -code : prim_real.uffd_protect(range, yes);
 }
 
-/* A move that fails: nothing done, or part of it, counted or not. */
+/* A move fails: nothing or part of it done, counted or not. */
 static int fail_move(int code, int fd, void *to, void *from, size_t len,
                      size_t *done)
 {
@@ -737,7 +733,7 @@ static int fail_move(int code, int fd, void *to, void *from, size_t len,
         *done = moved / PAGE / 2 * PAGE;
         break;
     default:
-        /* counts nothing, as Linux 6.18; found the target taken, perhaps */
+        /* counts nothing, as Linux 6.18; perhaps found the target taken */
         code = moved && one_in(2) ? EEXIST : code;
         break;
     }
@@ -795,7 +791,7 @@ static ssize_t f_pagemap(PmScan *scan)
     if (one_in(2)) {
         return -code;
     }
-    /* part of it, and then no more */
+    /* only part of it */
     half.end -= (scan->end - scan->start) / PAGE / 2 * PAGE;
     ret = prim_real.pagemap(&half);
     scan->walk_end = half.walk_end;
@@ -808,7 +804,7 @@ static void f_signals_block(sigset_t *old)
         scene.fail("signals are blocked twice");
     }
     critical = true;
-    /* a step may do much, plan by plan: each must end */
+    /* a step may do much, but each plan must end */
     in_a_row = relieved ? in_a_row : 0;
     prim_real.signals_block(old);
 }

@@ -5,15 +5,14 @@
  *
  * Takes the place of prim and lets calls fail by rules that a seed chooses:
  * which calls, how often (now and then, in bursts, for ever, after another
- * one has failed, only while pages are staged), with what error out of those
- * the kernel may return for them, and how much of the work was done all the
- * same.  Single-threaded, the clocks are of its own making, so that a seed
- * repeats the run and not only the choices.
+ * one has failed, only while pages are staged), with which of the kernel's
+ * errors, and how much of the work is done all the same.  Single-threaded, it
+ * has clocks of its own, so that a seed repeats the run, not only the choices.
  *
- * Never claims what is not so: that a target is taken (EEXIST) or a source
- * empty (ENOENT), that a range is in several mappings (EINVAL), that nothing
- * is mapped (ENOMEM of MADV_NORMAL).  Unregistering and waking do not fail for
- * ever, for the kernel has no way to; the longest burst is BURST_MAX.
+ * It never lies: that a target is taken (EEXIST), a source empty (ENOENT), a
+ * range in several mappings (EINVAL), nothing mapped (ENOMEM of MADV_NORMAL).
+ * Unregistering and waking do not fail for ever, for the kernel has no way to;
+ * the longest burst is BURST_MAX.
  */
 #ifndef FUZZ_FAULTS_H
 #define FUZZ_FAULTS_H
@@ -34,20 +33,19 @@ typedef enum Call {
 #define CALL_BIT(call) (1u << (call))
 #define BURST_MAX 2000u     /* failures in a row */
 
-/* What the scene is asked, and told, about calls. */
 typedef struct FaultScene {
     /* is the address in the memory that the engine was given? */
     bool (*is_memory)(const void *addr);
     /*
-     * Before each call but those of clocks; @at, @len: its range, or NULL.
-     * What another thread might do just now can be done here.
+     * Before each call but those of clocks, to play other threads; @at, @len:
+     * its range, or NULL.
      */
     void (*before)(Call call, char *at, char *from, size_t len);
     /* something is wrong; does not return */
     void (*fail)(const char *what) __attribute__((noreturn));
 } FaultScene;
 
-/* A line of text for whoever looks for a cause; kept by the scene. */
+/* A note for whoever looks for a cause; the scene keeps it. */
 extern void (*faults_note)(const char *format, ...)
     __attribute__((format(printf, 1, 2)));
 
@@ -58,12 +56,11 @@ void faults_install(uint64_t seed, const FaultScene *scene,
 void faults_choose(uint64_t *state);
 void faults_on(bool on);
 bool faults_are_on(void);
-/* Prints the rules as notes. */
 void faults_describe(void);
 
 /*
- * At the start of each call of the engine's interface: what follows must come
- * to an end.  faults_end(): true if it did only because the failures ceased.
+ * At the start of each interface call, which must come to an end.
+ * faults_end(): true if it did only because the failures ceased.
  */
 void faults_begin(void);
 
@@ -71,23 +68,22 @@ void faults_begin(void);
 void faults_may_take(unsigned calls);
 
 /*
- * Another thread starts, or has ended.  False: not now, for it would map its
- * stack where the engine is about to map what a call has torn out.
+ * Another thread starts, or has ended.  False: not now, for its stack might be
+ * where the engine is about to map what a call has torn out.
  */
 bool faults_company_comes(void);
 void faults_company_goes(void);
 bool faults_end(void);
 
-/* Do the rules leave @call without a way to succeed, ever? */
+/* Does @call fail for ever? */
 bool faults_for_ever(Call call);
 
 /* Between the engine's signals_block() and signals_restore(). */
 bool faults_in_critical(void);
-/* Is the address where writers may have to wait just now? */
+/* May writers of the address have to wait just now? */
 bool faults_may_block(const void *addr);
-/* Lets virtual time pass. */
 void faults_sleep(uint64_t ns);
-/* How many calls were made, and made to fail. */
+/* Calls made, and made to fail. */
 uint64_t faults_calls(void);
 uint64_t faults_failed(Call call);
 const char *faults_name(Call call);

@@ -32,8 +32,8 @@ KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty)
         return NULL;
     }
     /*
-     * The index has 32 bits of a hash: with a random seed one run in 2000 has
-     * two of 2048 contents collide, which then stay unmerged.
+     * The index has 32 bits of a hash: with a random seed two of 2048 contents
+     * collide, and stay unmerged, in one run of 2000.
      */
     prim.random = seed_fixed;
     slower_init();
@@ -64,7 +64,7 @@ void util_passes(KsmEngine *e, unsigned n)
         g_assert(ksm_step(e, 1000000000) >= 0);
         s = util_stats(e);
         if (util_busy && util_busy(e)) {
-            /* and what is put back when it comes looks written for a while */
+            /* pages put back meanwhile look written for a while */
             until = MAX(until, s.full_scans + 4);
         }
     }

@@ -8,12 +8,12 @@
 
 #include "util.h"
 
-/* What util_engine() makes engines with: ksm_engine_new(). */
+/* util_engine() calls this: ksm_engine_new(). */
 extern KsmEngine *(*util_engine_new)(const KsmConfig *config, GError **error);
 
 /*
- * An engine at 100 % with the source; asserts that it works, or skips the
- * test (NULL) where the kernel lacks what is needed.
+ * An engine at 100 % with the source; NULL if the kernel lacks something, and
+ * the test is skipped.
  */
 KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty);
 KsmRegion *util_add(KsmEngine *e, Mem *m, const KsmRegionOps *ops);
@@ -22,7 +22,6 @@ extern bool (*util_busy)(KsmEngine *e);
 void util_passes(KsmEngine *e, unsigned n);
 KsmStats util_stats(KsmEngine *e);
 void util_remove(KsmRegion *r);
-/* Statistics as test messages. */
 void util_print(KsmEngine *e);
 
 /* An engine with two areas of equal content. */

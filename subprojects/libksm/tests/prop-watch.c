@@ -2,8 +2,6 @@
  * libksm: test-prop's watch over the engine's system calls
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
- *
- * See prop-watch.h for the idea.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -37,9 +35,9 @@ typedef struct Call {
 } Call;
 
 /*
- * What is staged by one engine, as it was when the move returned.  Nobody can
- * reach a page there: one that changes was written through a translation that
- * the move should have made the processors forget.
+ * What one engine has staged, as it was when the move returned.  Nobody can
+ * reach it: a page that changes was written through a translation that the move
+ * should have made the processors forget.
  */
 typedef struct Staged {
     char *stage, *copy;
@@ -90,7 +88,7 @@ void watch_note_entries(const char *mem, size_t n)
     }
 }
 
-/* What the kernel now says of the page frame of a pagemap entry. */
+/* What the kernel says of a pagemap entry's page frame. */
 static const char *frame_flags(uint64_t entry)
 {
     static char text[40];
@@ -134,7 +132,7 @@ static uint64_t pagemap_entry(const char *page)
            ? entry : 0;
 }
 
-/* Present, or about to be: a page that the kernel moves looks swapped out. */
+/* Present, or being moved by the kernel: then it looks swapped out. */
 static bool is_present(const char *page)
 {
     uint64_t entry = pagemap_entry(page);
@@ -150,7 +148,7 @@ static bool all_zero(const char *page)
     return !page[0] && !memcmp(page, page + 1, PAGE - 1);
 }
 
-/* What the kernel has there: tells a lost page from a lost slot. */
+/* What is mapped there: tells a lost page from a lost slot. */
 static void print_mapping(const char *mem)
 {
     uint64_t entry = pagemap_entry(mem);
@@ -172,7 +170,7 @@ static void print_mapping(const char *mem)
     }
 }
 
-/* Do all processors see the same?  First of all, the one that looked. */
+/* Do all processors see the same?  First the current one. */
 static void print_views(const char *mem, const char *content)
 {
     printf("# on processor %d\n", sched_getcpu());
@@ -214,7 +212,6 @@ void watch_print(const char *mem, const char *content)
     fflush(stdout);
 }
 
-/* The engine, or the kernel, did what must not happen. */
 static void G_GNUC_NORETURN judge(const char *what, const char *page)
 {
     printf("Bail out! %s: %p\n", what, page);
@@ -255,7 +252,6 @@ static void moved_in(Staged *s, const char *addr, const char *from,
     }
 }
 
-/* Is what is staged still what it was? */
 static void check_staged(const char *addr, size_t len)
 {
     Staged *s = staged_at(addr);
@@ -267,7 +263,7 @@ static void check_staged(const char *addr, size_t len)
         if (!s->here[page] || !memcmp(addr + i, copy, PAGE)) {
             continue;
         }
-        /* one that was freed lazily may have been reclaimed */
+        /* freed lazily, it may have been reclaimed */
         if ((is_present(addr + i) && !all_zero(addr + i)) ||
             !owner.may_vanish(s->home[page])) {
             judge("a staged page was written", s->home[page]);
@@ -275,7 +271,7 @@ static void check_staged(const char *addr, size_t len)
     }
 }
 
-/* Pages leave the staging area for where they must have come from. */
+/* Pages leave the staging area for where they came from. */
 static void moved_out(Staged *s, const char *addr, const char *to, size_t len)
 {
     for (size_t i = 0; i < len; i += PAGE) {
@@ -288,7 +284,7 @@ static void moved_out(Staged *s, const char *addr, const char *to, size_t len)
     }
 }
 
-/* The staging area is emptied: of what nobody needs any more. */
+/* Drops what nobody needs from the staging area. */
 static void check_dropped(const char *addr, size_t len)
 {
     Staged *s = staged_at(addr);
@@ -305,8 +301,8 @@ static void check_dropped(const char *addr, size_t len)
 }
 
 /*
- * Where this thread has the page staged: at the same place in a chunk, in
- * either of the two staging areas; STAGE_PAGES: nowhere.
+ * Where this thread has the page staged: at its place in a chunk, in either
+ * staging area; STAGE_PAGES: nowhere.
  */
 static size_t staged_of(const char *home)
 {
@@ -319,7 +315,7 @@ static size_t staged_of(const char *home)
     return MIN(page, STAGE_PAGES);
 }
 
-/* The pool is mapped over memory: over staged pages of the same content. */
+/* The pool is mapped over staged pages of the same content. */
 static void check_replaced(const char *addr, size_t len, int fd, off_t offset)
 {
     char slot[PAGE];
@@ -344,7 +340,6 @@ static void replaced(const char *addr, size_t len)
     }
 }
 
-/* Memory is dropped: given back by its owner. */
 static void check_discarded(const char *addr, size_t len, const char *what)
 {
     for (size_t i = 0; i < len; i += PAGE) {
@@ -382,7 +377,7 @@ static int watch_unmap(void *addr, size_t len)
     return prim_real.unmap(addr, len);
 }
 
-/* Who writes to the target has to wait: both are the same. */
+/* Writers to the target wait: both are the same. */
 static int watch_remap(void *from, size_t len, void *to)
 {
     uint64_t ns = prim_real.now_ns();
@@ -438,8 +433,8 @@ static int watch_protect(const UffdRange *range, bool on)
 }
 
 /*
- * What was moved though it was not counted (merge.h): a page that has come, or
- * has gone home, all the same.
+ * Moved but not counted (merge.h): a page that came, or went home, all the
+ * same.
  */
 static void find_uncounted(Staged *in, Staged *out, const char *to,
                            const char *from, size_t len, size_t done)
@@ -460,7 +455,7 @@ static void find_uncounted(Staged *in, Staged *out, const char *to,
     }
 }
 
-/* As Linux 6.18 does now and then: all is moved, none or half is counted. */
+/* As Linux 6.18 at times: moves all, counts none or half. */
 static int lie(size_t len, size_t *done)
 {
     unsigned n = __atomic_fetch_add(&n_moves, 1, __ATOMIC_RELAXED);

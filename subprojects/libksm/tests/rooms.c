@@ -40,7 +40,7 @@ static uint64_t seed_fixed(void)
     return UINT64_C(0x6b736d);
 }
 
-/* The only place where there is a store. */
+/* The only place with a store. */
 static void content_open(Rooms *f, unsigned max_sharing)
 {
     int err = 0;
@@ -58,7 +58,6 @@ static void content_open(Rooms *f, unsigned max_sharing)
     }
 }
 
-/* For what is asked of one kind only. */
 static KsmPool *pool(const Rooms *f)
 {
     return fake_store_pool(f->content.store);
@@ -129,7 +128,7 @@ bool rooms_open(Rooms *f, KsmDirtySource dirty, unsigned max_sharing)
         }
         return false;
     }
-    /* what pays must depend neither on the machine nor on what it is doing */
+    /* gains must not depend on the machine or its load */
     prim.cpu_ns = util_cpu_by_call;
     lock_init(&f->lock);
     g_assert(kinds_open(&f->kinds) == 0);
@@ -211,7 +210,7 @@ void rooms_remove(Rooms *f, KsmRegion *r)
     rooms_forget(f, r);
 }
 
-/* What the page tables say; true: it is to be hashed. */
+/* Notes what the page tables say; true: hash it. */
 static bool page_look(Rooms *f, KsmRegion *r, size_t page, uint8_t kind)
 {
     bool there = (kind & PM_PRESENT) && !(kind & PM_ZEROPFN);
@@ -248,7 +247,7 @@ static bool page_look(Rooms *f, KsmRegion *r, size_t page, uint8_t kind)
                       !(r->state[page] & PAGE_WRITTEN));
 }
 
-/* The page, which is in no books, is known by the tag. */
+/* The page, not in the books yet, has the tag. */
 static void page_tag(Rooms *f, KsmRegion *r, size_t page, uint32_t tag)
 {
     uint32_t place = index_lookup(&f->content.index, tag);
@@ -311,7 +310,7 @@ static void chunk_look(Rooms *f, KsmRegion *r, size_t chunk)
     }
 }
 
-/* Merges the chunk, which is tried again however often it was for nothing. */
+/* Merges the chunk, however often it was tried for nothing. */
 static unsigned chunk_merge(Rooms *f, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
@@ -343,7 +342,7 @@ static unsigned chunk_merge(Rooms *f, KsmRegion *r, size_t chunk)
     return merged;
 }
 
-/* A page with that id is equal to something, if it still has that tag. */
+/* The page with that id has an equal, if it still has that tag. */
 static void page_equal(Rooms *f, uint32_t id, uint32_t tag)
 {
     size_t page;
@@ -373,7 +372,7 @@ static void slot_found(Rooms *f, const StoreAnswer *a)
     page_equal(f, a->id, a->tag);
 }
 
-/* Takes what a remote store has answered; true: more will come. */
+/* Takes a remote store's answers; true: more will come. */
 static bool take_answers(Rooms *f)
 {
     KsmStore *s = f->content.store;
@@ -387,7 +386,7 @@ static bool take_answers(Rooms *f)
     do {
         n = s->ops->answers(s, a, G_N_ELEMENTS(a));
         for (unsigned i = 0; i < n; i++) {
-            /* there are no others who could want a page */
+            /* nobody else could want a page */
             g_assert(a[i].what != ANSWER_WANTED);
             if (a[i].what == ANSWER_SLOT) {
                 slot_found(f, &a[i]);
@@ -450,7 +449,7 @@ void rooms_passes(Rooms *f, unsigned n)
     for (unsigned left = n; left; left--) {
         rooms_pass(f);
         if (take_answers(f)) {
-            /* what is put back when it comes looks written for a while */
+            /* pages put back meanwhile look written for a while */
             left = MAX(left, 5);
         }
     }

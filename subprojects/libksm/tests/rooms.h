@@ -4,9 +4,9 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * For tests of src/merge: a directory with regions, content, plan, stage, merge
- * and restore, connected as the engine connects them.  A pass is what scan does
- * without its policy: every page that the dirty source calls quiet is hashed,
- * and every chunk that can be merged is.
+ * and restore, connected as in the engine.  A pass is scan without its policy:
+ * it hashes every page that the dirty source calls quiet, and merges every
+ * chunk that can be merged.
  */
 #ifndef KSM_TEST_ROOMS_H
 #define KSM_TEST_ROOMS_H
@@ -24,7 +24,7 @@ typedef struct Rooms {
     KsmKinds kinds;
     KsmHasher hasher;
     KsmDirectory dir;
-    KsmContent content;     /* for rooms.c alone, as is the store behind it */
+    KsmContent content;     /* for rooms.c alone, as is its store */
     KsmAsks asks;
     KsmMemcg memcg;
     KsmDirty dirty;
@@ -42,35 +42,35 @@ typedef struct Rooms {
 #define ROOMS_SHARING 256u      /* users of a slot, if it does not matter */
 
 /*
- * Over the local store, or with KSM_TEST_STORE=fake in the environment over the
- * fake remote one, for whose answers passes wait.  From then on CPU time goes
- * by the call (util_cpu_by_call).  False: the kernel lacks UFFDIO_MOVE or the
- * source, and the test is skipped.
+ * Over the local store or, with KSM_TEST_STORE=fake in the environment, the
+ * fake remote one, for whose answers passes wait.  CPU time then goes by the
+ * call (util_cpu_by_call).  False: the kernel lacks UFFDIO_MOVE or the source;
+ * the test is skipped.
  */
 bool rooms_open(Rooms *f, KsmDirtySource dirty, unsigned max_sharing);
 void rooms_close(Rooms *f);
 
 KsmRegion *rooms_add(Rooms *f, Mem *m, const KsmRegionOps *ops);
-/* All of it is restored, or it is just forgotten. */
+/* Restores all of it, or just forgets it. */
 void rooms_remove(Rooms *f, KsmRegion *r);
 void rooms_forget(Rooms *f, KsmRegion *r);
 
-/* Each of the regions is looked at and merged.  Pages merged or given back. */
+/* Looks at and merges each region.  Pages merged or given back. */
 unsigned rooms_pass(Rooms *f);
 void rooms_passes(Rooms *f, unsigned n);
 
-/* As the owner asks for it; the second as scan does. */
+/* As for the owner; the second as scan does. */
 int rooms_unmerge(Rooms *f, KsmRegion *r, size_t page, size_t n);
 int rooms_restore(Rooms *f, KsmRegion *r, size_t page, size_t n);
-/* So many mappings are left to the program. */
+/* Mappings left to the program. */
 void rooms_vma_reserve(Rooms *f, size_t mappings);
-/* The merged pages of the range are gone: nothing is there. */
+/* The range's merged pages go: nothing is there. */
 void rooms_discard(Rooms *f, KsmRegion *r, size_t page, size_t n);
 
 /*
- * A span of the region is taken out; what is staged of it is put back, unless a
- * device is busy by moving or copying; and nobody waits for it any more.
- * Signals are blocked in between.  False: nothing is staged.
+ * Takes a span of the region out; puts back what is staged, by moving, or
+ * copying unless a device is busy; and lets nobody wait any more.  Signals are
+ * blocked in between.  False: nothing is staged.
  */
 typedef struct RoomsSpan {
     Isolation s;
@@ -83,24 +83,22 @@ bool rooms_isolate(Rooms *f, RoomsSpan *span, KsmRegion *r, size_t page,
 void rooms_put_back(Rooms *f, RoomsSpan *span);
 void rooms_release(Rooms *f, RoomsSpan *span);
 
-/* Is it the fake one, which fills slots before pages are isolated? */
+/* Over the fake store, which fills slots before pages are isolated? */
 bool rooms_remote(const Rooms *f);
 /* Slots with users, and users besides the first of each. */
 uint64_t rooms_shared(const Rooms *f);
 uint64_t rooms_sharing(const Rooms *f);
 unsigned rooms_users(const Rooms *f, uint32_t slot);
 unsigned rooms_patterns(const Rooms *f);
-/* The first slot of the pattern that @slot is of. */
+/* The first slot of @slot's pattern. */
 uint32_t rooms_pattern(Rooms *f, uint32_t slot);
-/* Where the slot is read. */
 char *rooms_slot(Rooms *f, uint32_t slot);
-/* Does anybody find the content? */
 bool rooms_finds(const Rooms *f, uint32_t tag);
-/* As scan does when it finds a merged page written. */
+/* As when scan finds a merged page written. */
 void rooms_break(Rooms *f, KsmRegion *r, size_t page);
-/* Pages given up, for their memory failed. */
+/* Pages given up for failed memory. */
 uint64_t rooms_poisoned(const Rooms *f);
-/* How many pages of the staging areas are populated. */
+/* Populated pages of the staging areas. */
 unsigned rooms_staged(const Rooms *f);
 /* The books agree. */
 void rooms_check(const Rooms *f, KsmRegion *r);

@@ -3,9 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * One file on a FUSE file system of our own, for direct I/O: the kernel has
- * taken the pages of the buffer and waits for what is to be written there.
- * Served by a child: a process that waits for itself could not even be killed.
+ * One file on a FUSE file system of our own, for direct I/O: the kernel holds
+ * the buffer's pages and waits for their content.  Served by a child: a
+ * process that waits for itself could not even be killed.
  */
 #ifndef SLOW_FILE_H
 #define SLOW_FILE_H
@@ -25,8 +25,8 @@ typedef struct SlowFile {
 } SlowFile;
 
 /*
- * NULL, or why there is none; static text.  Reads are answered at once until
- * slow_file_hold().  The mount is out of sight: others open /proc/PID/fd/N.
+ * NULL, or static text why there is none.  Reads are answered at once until
+ * slow_file_hold().  The mount is hidden: others open /proc/PID/fd/N.
  */
 const char *slow_file_open(SlowFile *f, size_t size);
 void slow_file_close(SlowFile *f);

@@ -3,9 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The engine measures what isolating pages costs and leaves alone what does
- * not pay.  An emulated CPU is some hundred times as slow, so that next to
- * nothing would: KSM_TEST_SLOWER=n has the engine see an n-th of its time.
+ * The engine measures what isolating pages costs and leaves alone what does not
+ * pay: next to all, on an emulated CPU, which is some hundred times as slow.
+ * KSM_TEST_SLOWER=n has the engine see an n-th of its time.
  */
 #ifndef KSM_SLOWER_H
 #define KSM_SLOWER_H

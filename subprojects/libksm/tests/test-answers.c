@@ -55,7 +55,7 @@ static uint32_t share(Scene *s, unsigned i)
     return fake_store_share(s->store, page, hash_page(&s->e->hasher, page));
 }
 
-/* What others have is found by asking, and mapped, though here it is alone. */
+/* Others' content is found by asking, and mapped, though alone here. */
 static void test_found(void)
 {
     const FakeStoreHabits habits = { .late = 5 };
@@ -75,9 +75,9 @@ static void test_found(void)
     g_assert(mem_anonymous(s.m, 0, 512) == 0);
     g_assert(s.r->count[PAGE_UNIQUE] == 512);
     g_assert(util_stats(s.e).verify_failed == 0);
-    /* consecutive pages have consecutive slots: one mapping */
+    /* consecutive slots: one mapping */
     g_assert(s.r->runs == 1);
-    /* only what was written is asked about again */
+    /* only written pages are asked about again */
     mem_write(s.m, 700, 5, 77);
     util_passes(s.e, PASSES);
     g_assert(fake_store_asked(s.store) == PAGES + 1);
@@ -122,7 +122,7 @@ static void test_once(void)
     scene_end(&s);
 }
 
-/* Pages that were copied, and are written before the answer comes. */
+/* Copied pages are written before the answer comes. */
 static void test_written(void)
 {
     const FakeStoreHabits habits = { .late = 60 };
@@ -140,7 +140,7 @@ static void test_written(void)
     for (unsigned i = 0; i < PAGES; i += 3) {
         mem_write(s.m, i, 8, 0x5a);
     }
-    /* the answers come before anybody has looked what was written */
+    /* the answers come before anybody has seen the writes */
     fake_store_hurry(s.store);
     while (s.e->scan.phase != PHASE_START && !util_stats(s.e).verify_failed) {
         ksm_step(s.e, 1);
@@ -152,7 +152,7 @@ static void test_written(void)
     scene_end(&s);
 }
 
-/* A slot that holds something else: found by comparing, and not used again. */
+/* A slot with another content is found by comparing, and not reused. */
 static void test_lie(void)
 {
     const FakeStoreHabits habits = { .late = 3, .lie = 50 };
@@ -170,7 +170,7 @@ static void test_lie(void)
     scene_end(&s);
 }
 
-/* What is refused, or comes to nothing, is offered again. */
+/* What is refused or comes to nothing is offered again. */
 static void test_refused(void)
 {
     const FakeStoreHabits habits = { .late = 3, .refuse = 50, .silent = 30 };
@@ -186,14 +186,14 @@ static void test_refused(void)
         ksm_rescan(s.e);
         util_passes(s.e, PASSES);
     }
-    /* a page left alone among merged ones is not worth an isolation */
+    /* a page alone among merged ones is not worth an isolation */
     g_assert(s.r->count[PAGE_MERGED] >= PAGES - 16);
     scene_end(&s);
 }
 
 /*
- * The peer goes with what it was asked and offered.  What is merged stays;
- * zeroes are given back all the same; and when it is back, it is offered again.
+ * The peer goes with all questions and offers.  Merged memory stays, zeroes are
+ * given back all the same, and offers are repeated when it is back.
  */
 static void test_gone(void)
 {
@@ -228,7 +228,7 @@ static void test_gone(void)
     scene_end(&s);
 }
 
-/* What was asked of a peer that went is asked again when it is back. */
+/* Questions to a peer that went are repeated when it is back. */
 static void test_gone_asked(void)
 {
     const FakeStoreHabits habits = { .late = 2 };
@@ -240,7 +240,7 @@ static void test_gone_asked(void)
     mem_fill_run(s.m, 0, PAGES, 1000, 1);
     util_passes(s.e, PASSES);
     g_assert(fake_store_asked(s.store) == PAGES);
-    /* so shortly that no question could have failed */
+    /* too short for any question to fail */
     fake_store_lose(s.store);
     fake_store_return(s.store);
     for (unsigned i = 0; i < 512; i++) {
@@ -252,7 +252,7 @@ static void test_gone_asked(void)
     scene_end(&s);
 }
 
-/* The same where an offer was on its way: it is made again. */
+/* The same for an offer on its way. */
 static void test_gone_offered(void)
 {
     const FakeStoreHabits habits = { .late = 1000000 };
@@ -275,7 +275,7 @@ static void test_gone_offered(void)
     scene_end(&s);
 }
 
-/* Pages that others want, while offers are refused, are offered in the end. */
+/* What others want is offered in the end, though offers are refused. */
 static void test_wanted_refused(void)
 {
     const FakeStoreHabits habits = { .want = 100, .refuse = 60 };
@@ -292,7 +292,7 @@ static void test_wanted_refused(void)
     scene_end(&s);
 }
 
-/* What is offered in vain does not keep what was found from being merged. */
+/* Vain offers do not keep found contents from being merged. */
 static void test_in_vain(void)
 {
     const FakeStoreHabits habits = { .silent = 100 };
@@ -313,7 +313,7 @@ static void test_in_vain(void)
     scene_end(&s);
 }
 
-/* A run of a content that has a slot already gets slots to map as a run. */
+/* A run whose content has a slot still gets slots to map as a run. */
 static void test_run_later(void)
 {
     const FakeStoreHabits habits = { .late = 2 };
@@ -335,8 +335,8 @@ static void test_run_later(void)
 }
 
 /*
- * The region goes while answers are awaited, and another one has its ids: with
- * the same contents, others, or the same elsewhere.
+ * The region goes while answers are awaited, and another gets its ids: with the
+ * same contents, others, or the same elsewhere.
  */
 static void test_removed(void)
 {
@@ -348,7 +348,7 @@ static void test_removed(void)
     if (!scene_start(&s, habits)) {
         return;
     }
-    /* the engine has a region all the time, or it would not look for answers */
+    /* without a region the engine would not look for answers */
     other = mem_new(512, 0, MEM_SMALL);
     r = util_add(s.e, other, &mem_ops);
     mem_fill_run(s.m, 0, PAGES, 1000, 1);
@@ -371,7 +371,7 @@ static void test_removed(void)
     scene_end(&s);
 }
 
-/* An answer is a user for some passes; then nobody needs the slot. */
+/* An answer is a user for some passes; then the slot is free. */
 static void test_held(void)
 {
     const FakeStoreHabits habits = { .want = 100 };
@@ -382,7 +382,7 @@ static void test_held(void)
         return;
     }
     mem_fill_run(s.m, 0, 512, 1000, 1);
-    /* nothing is worth a mapping: slots are told, and not mapped */
+    /* nothing is worth a mapping: slots are told but not mapped */
     ksm_engine_set_vma_reserve(s.e, SIZE_MAX);
     for (unsigned i = 0; i < 100000 && !engine_pool(s.e)->sharing; i++) {
         ksm_step(s.e, 1);
@@ -400,10 +400,7 @@ static void test_held(void)
     scene_end(&s);
 }
 
-/*
- * While the store takes no questions, what needs none goes on: zeroes, and what
- * is equal here.
- */
+/* While the store takes no questions zeroes and local equals still merge. */
 static void test_busy(void)
 {
     const FakeStoreHabits habits = { .refuse = 100 };

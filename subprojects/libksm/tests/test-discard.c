@@ -25,7 +25,7 @@ static void test_discard(void)
     mem_gone(p.a, 100, 50);
     mem_check(p.a);
     g_assert(mem_present(p.a, 100, 50) == 0 || true);
-    /* from now on it is the kernel's own zeroes that a discard gives */
+    /* from now on a discard gives the kernel's own zeroes */
     g_assert(madvise(p.a->addr + 100 * PAGE, 50 * PAGE, MADV_DONTNEED) == 0);
     mem_check(p.a);
     g_assert(ksm_discard(p.ra, 1, PAGE) == -EINVAL);
@@ -34,7 +34,7 @@ static void test_discard(void)
     pair_end(&p);
 }
 
-/* Pages of the range that cost a fault when they are written. */
+/* Pages that cost a fault when written. */
 static size_t protected_pages(KsmEngine *e, const Mem *m, size_t n)
 {
     PmRange found[64];
@@ -95,9 +95,9 @@ static void test_hint(void)
     g_assert(s.free_hinted == 512);
     g_assert(s.reasons[KSM_REASON_FREED] == 512);
     util_passes(p.e, 5);
-    /* freed pages are not hashed again until they are written */
+    /* freed pages are not hashed again before a write */
     g_assert(util_stats(p.e).pages_scanned == s.pages_scanned);
-    /* nor does the writer pay for our noticing that: small pages */
+    /* nor does noticing that cost the writer: small pages */
     g_assert(protected_pages(p.e, p.a, 512) == 0);
     mem_fill_run(p.a, 0, 100, 1, 1);
     util_passes(p.e, 6);
@@ -106,7 +106,7 @@ static void test_hint(void)
     util_passes(p.e, 6);
     g_assert(util_stats(p.e).pages_scanned >= s.pages_scanned + 100);
     g_assert(util_stats(p.e).pages_sharing >= 512 + 100);
-    /* reading them now would find the old content or zeroes */
+    /* reading them would find the old content or zeroes */
     mem_fill_run(p.a, 100, 412, 0, 0);
     pair_end(&p);
 }
@@ -171,7 +171,6 @@ static void test_discard_in_place(gconstpointer data)
         g_assert(vmas_free(&p.e->vmas) > 256);
         p.e->vmas.max = p.e->vmas.used + p.e->vmas.since + 256;
         g_assert(p.e->vmas.max >= 256);
-        /* they are not counted again meanwhile */
         p.e->vmas.counted = stopped = prim_real.now_ns();
         prim.now_ns = stopped_now_ns;
     }
@@ -200,7 +199,7 @@ static void test_discard_in_place(gconstpointer data)
     pair_end(&p);
 }
 
-/* Mappings of the pool that a region has; its books are to agree. */
+/* Mappings of the pool in a region; its books must agree. */
 static unsigned runs_of(const KsmRegion *r)
 {
     unsigned runs = 0;
@@ -212,7 +211,7 @@ static unsigned runs_of(const KsmRegion *r)
     return runs;
 }
 
-/* Merged pages that are discarded are mappings no more. */
+/* Discarded pages are mappings no more. */
 static void test_discard_runs(void)
 {
     static const unsigned ranges[][2] = {
@@ -229,7 +228,7 @@ static void test_discard_runs(void)
     for (unsigned i = 0; i < G_N_ELEMENTS(ranges); i++) {
         unsigned first = ranges[i][0], n = ranges[i][1] - first;
 
-        /* one is in the midst of a mapping, whatever it was before */
+        /* one is amid a mapping, whatever it was before */
         p.ra->chunk[0].flags = p.ra->chunk[1].flags = 0;
         g_assert(ksm_discard(p.ra, first * PAGE, n * PAGE) == 0);
         mem_gone(p.a, first, n);
@@ -260,8 +259,7 @@ static int note_pageout(void *addr, size_t len, int advice)
 }
 
 /*
- * Of a chunk in which more is freed than not, only what is freed goes; and
- * what is known of the other pages stays.
+ * Of a chunk that is mostly freed only freed pages go; the others stay known.
  */
 static void test_settle(void)
 {
@@ -287,7 +285,7 @@ static void test_settle(void)
     memset(paged_out, 0, sizeof(paged_out));
     prim.advise = note_pageout;
     ksm_freer_set_decay(e->freer, 0);
-    /* not while nothing may be done there; it is not forgotten either */
+    /* not while the region is inhibited; not forgotten either */
     m->inhibited = "for the test";
     discard_settle(e);
     g_assert(freer_wait(e->freer) == 0 && r->chunk[0].flags & CHUNK_BLIND);
@@ -303,14 +301,14 @@ static void test_settle(void)
         g_assert(!freed || !(r->state[i] & PAGE_BLIND));
     }
     g_assert(paged_out[101] && paged_out[120] && paged_out[131]);
-    /* it is there: that is how one knows that it was written */
+    /* it is there: so it was written */
     for (unsigned i = 100; i < 103; i++) {
         g_assert(page_state(r, i) == PAGE_NEW && r->state[i] & PAGE_WRITTEN);
     }
     g_assert(r->history[115] == 0x35);
     g_assert(!(r->chunk[0].flags & CHUNK_BLIND));
     g_assert(r->chunk[0].flags & CHUNK_VISIT);
-    /* reading the others now would find the old content or zeroes */
+    /* reading the others would find the old content or zeroes */
     mem_fill_run(m, 103, 7, 1, 0);
     mem_fill_run(m, 120, 1, 1, 0);
     mem_fill_run(m, 130, 2, 1, 0);
@@ -321,7 +319,7 @@ static void test_settle(void)
     mem_free(m);
 }
 
-/* What a hint is about: how much of it is still there, and what is not. */
+/* What of a hinted range is still there, and what is not. */
 static void test_hint_counts(void)
 {
     KsmEngine *e = calm_engine();
@@ -355,7 +353,7 @@ static void test_hint_counts(void)
     mem_free(m);
 }
 
-/* A huge page that is freed costs one fault: its next write is noticed. */
+/* A freed huge page costs one fault: its next write is noticed. */
 static void test_hint_huge(void)
 {
     KsmEngine *e = calm_engine();

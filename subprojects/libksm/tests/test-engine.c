@@ -3,10 +3,10 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Each case fills memory, lets the engine make passes, and looks at the
- * memory from outside: its bytes, the page tables, the mappings.  All of
- * them run with every dirty source.  Leaves to others: failing system calls
- * (test-fault), races (test-prop), the rest of the machine (test-system).
+ * Each case fills memory, lets the engine make passes, and looks at the memory
+ * from outside: its bytes, the page tables, the mappings, with every dirty
+ * source.  Leaves to others: failing system calls (test-fault), races
+ * (test-prop), the rest of the machine (test-system).
  */
 #include <errno.h>
 #include <limits.h>
@@ -44,7 +44,6 @@ typedef struct Case {
     void (*run)(Fixture *f);
 } Case;
 
-/* Passes until nothing is merged any more. */
 static void settle(Fixture *f)
 {
     for (unsigned i = 0; i < PASSES; i++) {
@@ -65,13 +64,12 @@ static void run_duplicates(Fixture *f)
     g_assert(s.pages_sharing == 1024);
     g_assert(mem_anonymous(f->mem, 0, 1536) == 0);
     mem_check(f->mem);
-    /* whoever writes gets a page of its own, nobody else sees it */
+    /* a writer gets a page of its own, nobody else sees it */
     mem_write(f->mem, 3, 17, 'w');
     mem_check(f->mem);
     g_assert(mem_anonymous(f->mem, 0, 1536) == 1);
 }
 
-/* A hash whose 32 bits that are kept are the same for every content. */
 static uint64_t hash_colliding(const void *page, uint64_t seed)
 {
     uint32_t low = hash_base(page, seed);
@@ -154,7 +152,6 @@ static void run_scope_zero(Fixture *f)
     mem_check(f->mem);
 }
 
-/* A discarded range reads as zeroes, not as what the pool has there. */
 static void run_discard(Fixture *f)
 {
     mem_fill_run(f->mem, 0, 512, 1000, 1);
@@ -165,7 +162,7 @@ static void run_discard(Fixture *f)
     g_assert(ksm_discard(f->region, 10 * PAGE, 600 * PAGE) == 0);
     mem_gone(f->mem, 10, 600);
     mem_check(f->mem);
-    /* and is anonymous: the program's own discard works on it, too */
+    /* it is anonymous now: the program's own discard works, too */
     mem_fill(f->mem, 15, 99);
     madvise(f->mem->addr + 10 * PAGE, 600 * PAGE, MADV_DONTNEED);
     mem_gone(f->mem, 10, 600);
@@ -182,7 +179,7 @@ static void run_free_hint(Fixture *f)
     mem_fill_run(f->mem, 512, 512, 1000, 1);
     mem_fill_run(f->mem, 1024, 256, 9000, 1);
     settle(f);
-    /* both what is merged and what is not */
+    /* merged memory and other */
     g_assert(ksm_free_hint(f->region, 0, 256 * PAGE) == 0);
     g_assert(ksm_free_hint(f->region, 1024 * PAGE, 256 * PAGE) == 0);
     for (unsigned i = 0; i < 1280; i = i == 255 ? 1024 : i + 1) {
@@ -192,7 +189,7 @@ static void run_free_hint(Fixture *f)
         g_assert(!memcmp(page, old, PAGE) ||
                  (page[0] == 0 && !memcmp(page, page + 1, PAGE - 1)));
     }
-    /* taken again before any pass: that is noticed later, but it is */
+    /* taken again before any pass: noticed later */
     before = util_stats(f->engine);
     mem_fill_run(f->mem, 0, 256, 5000, 1);
     mem_fill_run(f->mem, 1024, 256, 9000, 1);
@@ -207,8 +204,8 @@ static void run_free_hint(Fixture *f)
 }
 
 /*
- * What is free is not looked at until it is written again; small pages not
- * before what stayed free was given back.
+ * Freed memory is not looked at until it is written; small pages not before
+ * what stayed free was given back.
  */
 static void run_freed_rests(Fixture *f)
 {
@@ -217,7 +214,7 @@ static void run_freed_rests(Fixture *f)
     mem_fill_run(f->mem, 0, PAGES, 1, 1);
     settle(f);
     if (f->region->dirty == KSM_DIRTY_PAGEMAP) {
-        /* a write from before; a log would tell of it afterwards */
+        /* written earlier; a log would tell of it afterwards */
         mem_fill_run(f->mem, 0, PAGES, 1, 1);
     }
     g_assert(ksm_free_hint(f->region, 0, PAGES * PAGE) == 0);
@@ -238,7 +235,7 @@ static void run_freed_rests(Fixture *f)
     mem_check(f->mem);
 }
 
-/* An idle engine makes no pass, but goes on giving back what was freed. */
+/* An idle engine makes no pass, but still gives freed memory back. */
 static void run_freed_idle(Fixture *f)
 {
     KsmEngine *e = f->engine;
@@ -259,7 +256,7 @@ static void run_freed_idle(Fixture *f)
         wait = ksm_step(e, 0);
     }
     g_assert(freer_wait(e->freer) == -1);
-    /* then there is nothing to wait for but the next pass */
+    /* only the next pass is left to wait for */
     g_assert(ksm_step(e, 0) > INT64_C(3000000000000));
     g_assert(util_stats(e).full_scans == scans);
     mem_fill_run(f->mem, 0, PAGES, 1, 1);
@@ -326,7 +323,6 @@ static void run_off(Fixture *f)
     mem_check(f->mem);
 }
 
-/* Nothing is written: nothing is hashed again. */
 static void run_quiet(Fixture *f)
 {
     KsmStats before, after;
@@ -419,7 +415,7 @@ static void test_refuses(void)
     if (syscall(SYS_mlock, locked, 16 * PAGE) == 0) {
         refuse(locked, 16 * PAGE, "locked");
     }
-    /* nothing is ever mapped that low unless it is asked for */
+    /* nothing is mapped that low unasked */
     refuse((char *)CHUNK, CHUNK, "mapped");
     heap = (char *)(((uintptr_t)heap + PAGE - 1) / PAGE * PAGE);
     /* the heap, or with a sanitizer whatever is there */
@@ -457,8 +453,8 @@ static void test_names(void)
 }
 
 /*
- * What is tried, with each source (but checksum, where hashes are counted)
- * and both sizes of pages.
+ * Tried with each source (but checksum, where hashes are counted) and both
+ * sizes of pages.
  */
 static const struct {
     const char *name;
@@ -494,8 +490,8 @@ static const struct {
 };
 
 /*
- * What /proc says of a page that is just being moved: present, and nobody
- * else's, though a child has it too.
+ * What /proc says of a page that is being moved: present and exclusive, though
+ * a child has it too.
  */
 static ssize_t read_looks_exclusive(int fd, void *buf, size_t len,
                                     off_t offset)
@@ -508,7 +504,7 @@ static ssize_t read_looks_exclusive(int fd, void *buf, size_t len,
     return ret;
 }
 
-/* The memory of the child is the shadow, as it was when the child was made. */
+/* The child's memory is the shadow as it was at the fork. */
 static pid_t fork_checker(Mem *m, const int go[2])
 {
     pid_t pid;
@@ -537,7 +533,7 @@ static pid_t fork_checker(Mem *m, const int go[2])
     return pid;
 }
 
-/* A child's memory stays as it is while the parent uses slots anew. */
+/* A child's memory stays while the parent uses slots anew. */
 static void test_fork(void)
 {
     KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
@@ -584,7 +580,7 @@ static void test_fork(void)
     mem_free(m);
 }
 
-/* Ids of regions that went are used again, wherever they are. */
+/* Ids of removed regions are used again, wherever they are. */
 static void test_ids(void)
 {
     KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_AUTO);
@@ -615,7 +611,7 @@ static void test_ids(void)
     }
     g_assert(util_stats(e).pages_sharing == 512);
     region_check(r[0]);
-    /* there are as many ids as there are, and not more */
+    /* all ids can be had, and no more */
     e->dir.chunks += (1u << 22) - 10;
     g_assert(!ksm_region_add(e, m->addr + 16 * CHUNK, 2 * CHUNK, -1,
                              &mem_ops, m, &err));
@@ -651,7 +647,6 @@ static int node_get(int *mode, unsigned long *mask, size_t bits)
 
 static int node_set(int mode, const unsigned long *mask, size_t bits)
 {
-    /* it may fail, once */
     if (++policy_calls % 3 == 0) {
         return -ENOMEM;
     }
@@ -673,7 +668,7 @@ static int node_allocate(int fd, off_t offset, off_t len)
     return allocated == 3 ? -ENOMEM : prim_real.allocate(fd, offset, len);
 }
 
-/* Pool pages of a node's memory are of that node; the thread's policy stays. */
+/* A node's memory has pool pages of that node; the thread's policy stays. */
 static void node_of(int node)
 {
     KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_AUTO);
@@ -740,7 +735,7 @@ static void test_drop(void)
     ksm_engine_free(e);
 }
 
-/* What must be kept, perhaps for good, is bounded, and told. */
+/* Memory that must be kept is bounded, and told. */
 static void test_kept(void)
 {
     KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
@@ -774,7 +769,6 @@ static void test_kept(void)
     mem_free(m);
 }
 
-/* Another thread adds the same memory at the same time. */
 static Mem *twice;
 static GThread *other;
 static KsmEngine *ksm_other;
@@ -792,7 +786,7 @@ static int other_adds(void *addr, int *mode, unsigned long *mask, size_t bits)
 
     if (e) {
         other = g_thread_new("other", add_too, e);
-        g_usleep(50000);    /* it may be done by then, or wait for us */
+        g_usleep(50000);    /* done by then, or waiting for us */
         ksm_other = e;
     }
     return prim_real.policy_get(addr, mode, mask, bits);
@@ -832,7 +826,6 @@ static pid_t child_idle(int go[2])
         char c;
 
         close(go[1]);
-        /* until it is closed */
         while (read(go[0], &c, 1) > 0) {
             continue;
         }
@@ -852,7 +845,7 @@ static void child_end(pid_t pid, const int go[2])
     g_assert(status == 0);
 }
 
-/* Slots kept for a child, when all that it may have had is written. */
+/* Slots kept for a child when all that it may have was written. */
 static uint64_t leaked_by_child(KsmEngine *e, Mem *m)
 {
     static uint64_t unique;
@@ -881,8 +874,8 @@ static void stay_home(Mem *m)
 }
 
 /*
- * For a child that has none of the memory nothing is kept: all regions stay
- * at home, whatever other attributes they have, and whatever was removed.
+ * Nothing is kept for a child that has none of the memory: all regions stay at
+ * home, whatever their other attributes, and whatever was removed.
  */
 static void test_fork_home(void)
 {
@@ -949,7 +942,7 @@ static void wait_for_waiting(KsmLock *l, unsigned n)
     }
 }
 
-/* A region that is being removed counts as one that a child has. */
+/* A region being removed counts as one that a child has. */
 static void test_fork_leaving(void)
 {
     KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
@@ -993,7 +986,7 @@ static void test_fork_leaving(void)
     mem_free(m[1]);
 }
 
-/* What a child gets when it calls the engine that it has from its parent. */
+/* Calls of a child to the engine of its parent. */
 static void in_child(KsmEngine *e, KsmRegion *r, Mem *m)
 {
     g_autoptr(GError) err = NULL;
@@ -1039,7 +1032,6 @@ static void test_fork_dead(void)
     }
     g_assert(pid > 0 && waitpid(pid, &status, 0) == pid);
     g_assert(status == 0);
-    /* and ours is alive */
     g_assert(ksm_step(e, 0) >= 0);
     g_assert(util_stats(e).pages_sharing == 1024);
     util_remove(r);
@@ -1078,7 +1070,7 @@ static void check_sum(KsmEngine *e, KsmRegion *a, KsmRegion *b)
     for (unsigned i = 0; i < KSM_REASON_MAX; i++) {
         g_assert(s.reasons[i] == sa.reasons[i] + sb.reasons[i]);
     }
-    /* per mapping: between 500 bytes and 1 KiB of the kernel's memory */
+    /* a mapping takes 500 bytes to 1 KiB of the kernel's memory */
     g_assert(s.page_tables >= 500 * s.merged_runs);
     g_assert(s.page_tables <= 1024 * s.merged_runs);
     g_assert(s.profit == (int64_t)((s.pages_sharing + s.zero_pages) * PAGE) -
@@ -1184,7 +1176,7 @@ static void test_stats_state(void)
     mem_free(m);
 }
 
-/* What was not looked at yet when it was switched off never will be. */
+/* What was not looked at before it was switched off never will be. */
 static void test_stats_off(void)
 {
     KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
@@ -1220,7 +1212,6 @@ static void test_stats_off(void)
     mem_free(m);
 }
 
-/* The histogram of stalls and what is told of it. */
 static void test_stats_stall(void)
 {
     KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_CHECKSUM);
@@ -1259,7 +1250,7 @@ static void test_stats_stall(void)
     ksm_engine_free(e);
 }
 
-/* What is out of range is made the nearest that is not. */
+/* A value out of range becomes the nearest valid one. */
 static void test_config(void)
 {
     KsmConfig config;
@@ -1311,7 +1302,7 @@ static bool big_sync(void *opaque, size_t first, size_t n,
     return mem_ops_log.dirty_sync(opaque, first, n, bitmap);
 }
 
-/* Wherever memory is written, it is found, and asked about once a pass. */
+/* Writes are found anywhere, and asked about once a pass. */
 static void test_big(gconstpointer data)
 {
     KsmDirtySource dirty = GPOINTER_TO_INT(data);
@@ -1426,11 +1417,10 @@ static void test_merge(gconstpointer data)
     g_assert(s.merged == 2048);
     g_assert(s.merged_runs <= 4);
     g_assert(mem_anonymous(p.a, 0, 1024) == 0);
-    /* mapped again, for whoever touches it next */
     g_assert(mem_present(p.a, 0, 1024) == 1024);
     g_assert(mem_present(p.b, 0, 1024) == 1024);
     g_assert(s.profit > 1000 * 4096 - (int64_t)s.metadata - 65536);
-    /* written pages are noticed, and nothing but them changes */
+    /* writes are noticed, and nothing else changes */
     for (unsigned i = 0; i < 100; i++) {
         mem_write(p.b, i * 3, i, 1);
     }
@@ -1459,7 +1449,7 @@ static void test_inhibited(void)
     util_passes(p.e, 6);
     g_assert(util_stats(p.e).pages_sharing == 1024);
     ksm_engine_set_run(p.e, false);
-    /* what is merged is still looked after */
+    /* merged memory is still looked after */
     g_assert(ksm_step(p.e, 0) > 0);
     g_assert(util_stats(p.e).state == KSM_STATE_OFF);
     g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == 0);
@@ -1520,7 +1510,7 @@ static void test_refuse(void)
     }
     refuse_by(e, (char *)shared + 1, len, "multiples");
     munmap(shared, len);
-    /* not where something was: a sanitizer may map memory of its own there */
+    /* where nothing was before: a sanitizer may use freed addresses */
     refuse_by(e, (void *)(uintptr_t)0x10000000, len, "not mapped");
     r = util_add(e, m, NULL);
     refuse_by(e, m->addr + 32 * PAGE, PAGE, "already");
@@ -1530,7 +1520,7 @@ static void test_refuse(void)
     mem_free(m);
 }
 
-/* Forget: the memory is gone, and nothing of it is touched. */
+/* Forgotten memory is gone, and not touched. */
 static void test_forget(void)
 {
     Pair p;
@@ -1569,7 +1559,6 @@ static struct {
     bool step;                  /* merging goes on in them */
 } un;
 
-/* Nobody sleeps with the lock: others get what they ask for. */
 static void un_pause(unsigned us)
 {
     KsmRegion *r = un.p->ra;
@@ -1589,7 +1578,7 @@ static void un_pause(unsigned us)
     }
 }
 
-/* Merged, and then part of a written, with what other pages hold. */
+/* Merged, then part of a rewritten with what other pages hold. */
 static bool un_start(Pair *p)
 {
     if (!pair_start(p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops,
@@ -1618,7 +1607,7 @@ static void un_end(Pair *p)
     pair_end(p);
 }
 
-/* A device that goes on for ever: the owner is told, and nobody else waits. */
+/* A device stays busy: the owner is told, and nobody else waits. */
 static void test_unmerge_busy(void)
 {
     Pair p;
@@ -1629,9 +1618,9 @@ static void test_unmerge_busy(void)
     p.a->busy = true;
     g_assert(ksm_unmerge(p.ra, 0, PAIR_PAGES * PAGE) == -EBUSY);
     g_assert(un.pauses > 0 && un.pauses < 100);
-    /* of what may be written to nothing was replaced; of the rest all was */
+    /* nothing a device may write was replaced, all the rest was */
     g_assert(p.ra->count[PAGE_MERGED] + p.ra->count[PAGE_BROKEN] == COPIED);
-    /* and whoever needs userfaultfd for himself gets it */
+    /* others can have userfaultfd */
     g_assert(!p.ra->tracking && !p.ra->registered);
     mem_check(p.a);
     g_assert(ksm_region_remove(p.ra, KSM_REMOVE_UNMERGE) == -EBUSY);
@@ -1639,7 +1628,7 @@ static void test_unmerge_busy(void)
     un_end(&p);
 }
 
-/* What is unmerged stays so, even if merging goes on meanwhile. */
+/* What is unmerged stays so, though merging goes on. */
 static void test_unmerge_step(void)
 {
     Pair p;
@@ -1654,7 +1643,6 @@ static void test_unmerge_step(void)
     g_assert(un.pauses == 5);
     g_assert(p.ra->count[PAGE_MERGED] + p.ra->count[PAGE_BROKEN] == 0);
     mem_check(p.a);
-    /* and afterwards it may be merged again */
     prim.pause = prim_real.pause;
     for (unsigned i = 0; i < 20 && !p.ra->count[PAGE_MERGED]; i++) {
         util_passes(p.e, 1);
@@ -1663,7 +1651,7 @@ static void test_unmerge_step(void)
     un_end(&p);
 }
 
-/* Inhibited, as it is when the owner unmerges: that is no reason not to. */
+/* Owners unmerge under inhibition: that must not stop it. */
 static void test_unmerge_inhibited(void)
 {
     Pair p;
@@ -1678,7 +1666,6 @@ static void test_unmerge_inhibited(void)
     un_end(&p);
 }
 
-/* The lock is given up between chunks. */
 static void test_unmerge_turns(void)
 {
     uint64_t turns;
@@ -1720,7 +1707,7 @@ static bool is_readable(const char *page)
     return readable;
 }
 
-/* Unmerging does not read what has failed, and does not make it zeroes. */
+/* Unmerging does not read failed pages or make them zeroes. */
 static void test_unmerge_failed(void)
 {
     const size_t bad = 700;
@@ -1750,7 +1737,7 @@ static int unregister_fails(const UffdRange *range)
     return -ENOMEM;
 }
 
-/* Memory that could not be unregistered is not handed back as if it were. */
+/* Memory still registered is not handed back as if it were not. */
 static void test_registered(void)
 {
     Pair p;
@@ -1794,7 +1781,7 @@ static int register_then_no_memory(const UffdRange *range, unsigned mode)
     return prim_real.uffd_register(range, mode);
 }
 
-/* Memory that could not be added is not kept registered: it may be later. */
+/* Memory that was refused is not kept registered: it may be added later. */
 static void test_registered_refused(void)
 {
     g_autoptr(GError) err = NULL;
@@ -1820,7 +1807,7 @@ static void test_registered_refused(void)
     un_end(&p);
 }
 
-/* Part of the memory is watched by its owner: that is left alone. */
+/* Memory that its owner watches is left alone. */
 static void test_foreign(void)
 {
     UffdRange range;

@@ -4,9 +4,9 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * A scenario that goes through all of the engine is run again and again; in
- * run k the k-th system call fails, in each way it may.  Whatever fails, no
- * byte of memory may differ, and the engine has to go on working: at the end
- * of the scenario it must still merge, and give everything back.
+ * run k the k-th system call fails, in each way it may.  No byte of memory may
+ * differ, and at the end of the scenario the engine must still merge, and give
+ * everything back.
  *
  * KSM_FAULT_STEP=n tries only every n-th position (sanitizers are slow),
  * KSM_FAULT_AT=n begins with the n-th.
@@ -46,7 +46,7 @@ static void *f_map(void *addr, size_t len, int prot, int flags, int fd,
 {
     if (hit("map", flags & MAP_FIXED ? 2 : 1)) {
         if (fail_mode == 1) {
-            munmap(addr, len);      /* gone, and nothing in its place */
+            munmap(addr, len);      /* a hole */
         }
         errno = ENOMEM;
         return NULL;
@@ -168,14 +168,14 @@ static int f_uffd_move(int fd, void *to, void *from, size_t len, size_t *done)
     if (hit("uffd_move", G_N_ELEMENTS(codes))) {
         *done = 0;
         if (fail_mode == 3 && len > PAGE) {
-            /* part of it, and then no more */
+            /* only part of it */
             prim_real.uffd_move(fd, to, from, len / PAGE / 2 * PAGE, done);
         } else if (fail_mode > 3) {
-            /* all of it, and counts none, as Linux 6.18, or part; or worse */
+            /* moves all and counts none, as Linux 6.18, or part; or worse */
             prim_real.uffd_move(fd, to, from, len, done);
             *done = fail_mode == 5 ? MIN(*done, len / PAGE / 2 * PAGE) : 0;
         }
-        /* and then nothing can be asked, for a while */
+        /* then nothing can be asked for a while */
         scans_fail = fail_mode < 7 ? 0 : fail_mode == 7 ? 2 : 30;
         return codes[fail_mode];
     }
@@ -210,7 +210,7 @@ static ssize_t f_pagemap(PmScan *scan)
     if (fail_mode == 0) {
         return -ENOMEM;
     }
-    /* part of it, and then no more */
+    /* only part of it */
     half.end -= (scan->end - scan->start) / PAGE / 2 * PAGE;
     ret = prim_real.pagemap(&half);
     scan->walk_end = half.walk_end;
@@ -249,7 +249,7 @@ static void faults_on(void)
 #define A_PAGES 900u    /* small pages, from the middle of a chunk on */
 #define B_PAGES 1024u   /* huge pages */
 
-/* Used again by each run: making it is what takes time. */
+/* Reused by each run: making it takes long. */
 static Mem *mem_a, *mem_b;
 
 typedef struct Scene {
@@ -292,7 +292,7 @@ static KsmEngine *scene_engine(KsmDirtySource dirty)
     return e;
 }
 
-/* The calls of an owner: a failure is told, and the second try works. */
+/* The owner's calls: a failure is told, and the second try works. */
 static void owner_calls(Scene *s)
 {
     if (ksm_discard(s->ra, 20 * PAGE, 40 * PAGE) < 0) {
@@ -308,7 +308,7 @@ static void owner_calls(Scene *s)
         g_assert(ksm_unmerge(s->rb, 200 * PAGE, 200 * PAGE) == 0);
     }
     both_check(s);
-    /* content is not needed any more: write it anew at once */
+    /* the content is free: write it anew at once */
     ksm_free_hint(s->ra, 500 * PAGE, 100 * PAGE);
     mem_fill_run(s->a, 500, 100, 77, 0);
     both_check(s);
@@ -345,7 +345,7 @@ static void life(Scene *s)
     if (g_test_verbose()) {
         util_print(s->e);
     }
-    /* it works on, whatever failed: most of what is equal is merged */
+    /* it works on: most of what is equal is merged */
     g_assert(util_stats(s->e).pages_sharing > 150);
     g_assert(util_stats(s->e).zero_pages > 150);
 }

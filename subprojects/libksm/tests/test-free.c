@@ -17,8 +17,8 @@
 
 #define PAGES 1024
 /*
- * A CPU marks pages as lazily free in batches (folio_mark_lazyfree), so that
- * so many of them may not count yet.
+ * A CPU collects pages before it marks them as lazily free
+ * (folio_mark_lazyfree): so many may not count yet.
  */
 #define BATCHES 128
 #define LEN ((size_t)PAGES * KSM_PAGE_SIZE)
@@ -34,7 +34,7 @@ static char *make_memory(void)
     return memory;
 }
 
-/* A field of the smaps entry that begins at @memory, in pages. */
+/* A field of @memory's smaps entry, in pages. */
 static size_t smaps_pages(const char *memory, const char *field)
 {
     g_autofree char *text = prim_read_file("/proc/self/smaps", NULL);
@@ -66,7 +66,7 @@ static void test_lazy(void)
 
     g_assert(ksm_freer_release(freer, memory, LEN) == 0);
     g_assert(smaps_pages(memory, "LazyFree:") >= PAGES - BATCHES);
-    /* the content is the old one or zero, and a write makes it stay */
+    /* each page is old or zero, and a write makes it stay */
     g_assert(count_pages(memory, 'x') + count_pages(memory, 0) == PAGES);
     memory[0] = 'y';
     g_assert(madvise(memory, LEN, MADV_PAGEOUT) == 0);
@@ -94,7 +94,7 @@ static void test_eager(void)
     ksm_freer_free(freer);
 }
 
-/* Huge pages are to be told from small ones; Linux 6.7. */
+/* Can huge pages be told from small ones (Linux 6.7)? */
 static bool have_pagemap_scan(void)
 {
     int fd = prim.open_read("/proc/self/pagemap");
@@ -105,7 +105,7 @@ static bool have_pagemap_scan(void)
     return n >= 0;
 }
 
-/* What stays free is given back; what was written in the meantime is kept. */
+/* What stays free is given back, unless written in the meantime. */
 static void test_decay(void)
 {
     KsmFreer *freer = ksm_freer_new(KSM_FREE_AUTO);
@@ -151,7 +151,7 @@ static void test_forget(void)
     ksm_freer_free(freer);
 }
 
-/* However often memory is released, it is remembered once. */
+/* Memory released many times is remembered once. */
 static void test_often(void)
 {
     KsmFreer *freer = ksm_freer_new(KSM_FREE_LAZY);
@@ -178,7 +178,7 @@ static void test_often(void)
     ksm_freer_free(freer);
 }
 
-/* A page that another process maps too is dropped here, and only here. */
+/* A page that another process maps, too, is dropped only here. */
 static void test_shared(void)
 {
     KsmFreer *freer = ksm_freer_new(KSM_FREE_LAZY);
@@ -232,7 +232,7 @@ static void test_psi(FakeRoot *root, gconstpointer data)
 
 #define EVENTS(n) "low " n "\nhigh " n "\nmax " n "\noom " n "\n"
 
-/* A limit is hit, of each group in turn. */
+/* Each group hits its limit in turn. */
 static void test_cgroups(FakeRoot *root, gconstpointer data)
 {
     static const char *const v1[] = { "cg/memory/vm", "cg/memory" };
@@ -256,7 +256,7 @@ static void test_cgroups(FakeRoot *root, gconstpointer data)
         g_assert(ksm_pressure_sign(pressure, SECOND));
         g_assert(!ksm_pressure_sign(pressure, SECOND));
     }
-    /* that of another group, below one of ours */
+    /* a group below one of ours */
     fake_write_in(root, v2[1], "memory.events", EVENTS("9"));
     g_assert(!ksm_pressure_sign(pressure, SECOND));
     ksm_pressure_free(pressure);
@@ -270,8 +270,8 @@ static uint64_t fake_now_ns(void)
 }
 
 /*
- * While memory is short what is released is dropped, and what was lazily free
- * before is due at once; afterwards all is as before.
+ * While memory is short released memory is dropped, and what was lazily free is
+ * due at once; not afterwards.
  */
 static void test_short(FakeRoot *root, gconstpointer data)
 {
@@ -319,8 +319,8 @@ static void test_no_sources(FakeRoot *root, gconstpointer data)
 }
 
 /*
- * As EVENTS() and PSI() of all groups at once.  Each source alone is a sign;
- * none of them is one again, whatever the others do meanwhile.
+ * As EVENTS() and PSI() of all groups at once.  Each source alone is a sign,
+ * once, whatever the others do.
  */
 static void test_each(FakeRoot *root, gconstpointer data)
 {
@@ -358,7 +358,6 @@ static void test_each(FakeRoot *root, gconstpointer data)
     ksm_pressure_free(pressure);
 }
 
-/* Stall time is a share of the time since the last look. */
 static void test_share(FakeRoot *root, gconstpointer data)
 {
     KsmPressure *pressure;
@@ -387,7 +386,7 @@ static int open_hidden(const char *path)
     return prim_real.open_read(path);
 }
 
-/* What cannot be read now says nothing, and is not forgotten. */
+/* An unreadable file says nothing, and is not forgotten. */
 static void test_hidden(FakeRoot *root, gconstpointer data)
 {
     KsmPressure *pressure;
@@ -415,7 +414,7 @@ static void test_hidden(FakeRoot *root, gconstpointer data)
     ksm_pressure_free(pressure);
 }
 
-/* What is asked of the kernel; memory that need not be there. */
+/* What the kernel is asked; memory that need not be there. */
 typedef struct Advice {
     size_t page, n;
     int advice;
@@ -449,7 +448,7 @@ static int seen_advise(void *addr, size_t len, int advice)
 #define ENTRY_PRESENT (1ull << 63)
 #define ENTRY_EXCLUSIVE (1ull << 56)
 
-/* Pages 5 to 8, and 511 to 514, are mapped by others, too; 20 is not there. */
+/* Others map pages 5 to 8 and 511 to 514, too; 20 is not there. */
 static uint64_t seen_entry(size_t page)
 {
     if ((page >= 5 && page <= 8) || (page >= 511 && page <= 514)) {
@@ -545,7 +544,7 @@ static uint64_t lazy_pages(KsmFreer *freer)
     return stats.lazy;
 }
 
-/* One call for pages that are alike; what others map, too, is dropped. */
+/* One call for similar pages; what others map, too, is dropped. */
 static void test_calls(void)
 {
     KsmFreer *freer;
@@ -561,7 +560,7 @@ static void test_calls(void)
     check_advice(4, 512, 3, MADV_DONTNEED);
     check_advice(5, 515, 85, MADV_FREE);
     g_assert(lazy_pages(freer) == 600);
-    /* the second of them fails: no more are made, nothing is counted */
+    /* the second fails: no more are made, nothing is counted */
     freer_remember_all(freer);
     seen.n = 0;
     seen.fails = 2;
@@ -569,7 +568,7 @@ static void test_calls(void)
              -EAGAIN);
     g_assert(seen.n == 2 && lazy_pages(freer) == 600);
     g_assert(freer_wait(freer) == -1);
-    /* the kernel does not tell: as if nobody else had them */
+    /* the kernel does not tell: all counts as ours alone */
     seen.n = 0;
     seen.read_len = 8;
     g_assert(ksm_freer_release(freer, FAKE + 4 * KSM_PAGE_SIZE,
@@ -598,7 +597,7 @@ static void test_no_pagemap(void)
     seen_end(freer);
 }
 
-/* Given back: small pages that are there, where the kernel can be asked. */
+/* Gives back small present pages, where the kernel can be asked. */
 static void test_give_back(FakeRoot *root, gconstpointer data)
 {
     const uint64_t at = (uintptr_t)FAKE;
@@ -617,7 +616,6 @@ static void test_give_back(FakeRoot *root, gconstpointer data)
     seen.n_found = 4;
     seen.fails = 2;
     g_assert(ksm_freer_step(freer) == KSM_FREER_STEP_NS && seen.n == 0);
-    /* it is due when the time is over, and not before */
     fake_now += KSM_FREER_DECAY_NS - 7;
     g_assert(ksm_freer_step(freer) == 7 && seen.n == 0);
     fake_now += 7;
@@ -639,7 +637,7 @@ static void test_give_back(FakeRoot *root, gconstpointer data)
     seen_end(freer);
 }
 
-/* It would be swapped out: with swap, or where that cannot be told. */
+/* With swap, or if that is unknown, it would be swapped out. */
 static void test_swap(FakeRoot *root, gconstpointer data)
 {
     static const struct {
@@ -688,7 +686,7 @@ static void remember(KsmFreer *freer, size_t page, size_t n)
     freer_remember(freer, FAKE + page * KSM_PAGE_SIZE, n * KSM_PAGE_SIZE);
 }
 
-/* An entry a chunk, of the time of the first release; oldest first. */
+/* One entry a chunk, as of the first release; oldest first. */
 static void test_remember(void)
 {
     KsmFreer *freer;
@@ -708,7 +706,7 @@ static void test_remember(void)
     fake_now += SECOND - 20;
     check_due(freer, 98, 202 - 98);
     g_assert(freer_wait(freer) == 10);
-    /* it was forgotten, and is new */
+    /* forgotten, and now new */
     remember(freer, 50, 1);
     fake_now += 10;
     check_due(freer, 1000, 24);
@@ -745,7 +743,7 @@ static void test_forget_some(void)
     seen_end(freer);
 }
 
-/* Signs are looked for now and then, and count for a while. */
+/* Looks for signs now and then; they count for a while. */
 static void test_pressure_time(FakeRoot *root, gconstpointer data)
 {
     const int64_t ms = SECOND / 1000;
@@ -766,7 +764,7 @@ static void test_pressure_time(FakeRoot *root, gconstpointer data)
     g_assert(!freer_is_lazy(freer));
     g_assert(freer_wait(freer) == 0);
     check_due(freer, 0, 1);
-    /* what was released since it began is not due, also with new signs */
+    /* memory released since is not due, even with new signs */
     remember(freer, 0, 1);
     fake_write(root, "cg/memory/memory.failcnt", "7\n");
     fake_now += KSM_FREER_PRESSURE_NS - 1;
@@ -779,7 +777,6 @@ static void test_pressure_time(FakeRoot *root, gconstpointer data)
     g_assert(freer_is_lazy(freer));
     ksm_freer_get_stats(freer, &stats);
     g_assert(!stats.pressure);
-    /* a second time */
     if (freer_wait(freer) > 0) {
         fake_write(root, "cg/memory/memory.failcnt", "8\n");
         fake_now += 50 * ms;
@@ -788,7 +785,6 @@ static void test_pressure_time(FakeRoot *root, gconstpointer data)
     seen_end(freer);
 }
 
-/* What fails is not counted. */
 static void test_eager_fails(void)
 {
     KsmFreerStats stats;
@@ -806,13 +802,12 @@ static void test_eager_fails(void)
     seen_end(freer);
 }
 
-/* All that is had and given up. */
 static void live_and_die(void *opaque)
 {
     const FakeRoot *root = opaque;
     KsmFreer *freer = freer_new_at(KSM_FREE_AUTO, root->dir);
 
-    /* some are due, some forgotten, some are left */
+    /* due, forgotten, and left ones */
     remember(freer, 0, 5000);
     ksm_freer_forget(freer, FAKE, 512 * 4 * KSM_PAGE_SIZE);
     ksm_freer_set_decay(freer, 0);

@@ -5,28 +5,27 @@
  *
  * A seed chooses regions, a configuration, what an owner does with them, and
  * which system calls fail meanwhile: repeatedly, together, for ever
- * (fuzz-faults.c).  What is demanded, whatever fails for however long:
+ * (fuzz-faults.c).  Whatever fails, for however long:
  *
  * - Every byte of memory is what was last written there.  Pages that were
  *   freed may be zeroes instead; a page that memory failure took reads as
- *   poison, or as what it was, never as anything else; where the owner mapped
- *   over registered memory, that page is his, and all others stay.
+ *   poison or as it was; where the owner mapped over registered memory, that
+ *   page is his, and all others stay.
  * - What a forked child sees stays as it was.
- * - Every call of the interface returns, without failures having to cease:
- *   only four things may be waited for: a way home for staged pages (if both
+ * - Every call of the interface returns without failures having to cease, but
+ *   for four things it may wait for: a way home for staged pages (if both
  *   moving and copying fail for ever, or the page tables cannot be asked for
  *   ever), a mapping where the kernel tore one out and gives none, an empty
  *   staging area (if it cannot be registered anew for ever), and, for 10 s, a
  *   device that is busy for ever.
- * - Afterwards the lock is free, nothing is left in the staging areas, signals
- *   are open, counters equal what they count, and no page maps a slot of the
- *   pool whose user it is not.
+ * - Afterwards the lock is free, nothing is staged, signals are open, counters
+ *   equal what they count, and only users map a slot of the pool.
  * - Once failures have ceased all that is equal merges, and all is given back.
  *
  * Each seed has a process of its own, for it may crash or hang.  Three seeds
  * of four run in one thread and on virtual time: the seed repeats the run, as
- * far as the kernel's part of it is the same.  Other threads are played by
- * what is done from inside system calls.  In the fourth writers race.
+ * far as the kernel does.  Work done inside system calls plays other threads.
+ * In the fourth writers race.
  *
  * test-fuzz [--seed N] [--seeds COUNT] [--seconds S] [--mode single|race]
  *           [--with FEATURE,...] [--without FEATURE,...] [--first] [-v]
@@ -61,11 +60,11 @@
 #define N_WRITERS 2
 #define N_NOTES 80
 #define POISONS_MAX 3u      /* pages that fail in one call */
-/* copies alone say so, a thousand times, between calls that fail */
+/* copies alone say so, a thousand times, between failures */
 #define POISON_CALLS 40000u
-/* a page that is displaced, too, is asked for again and again */
+/* a displaced page, too, is asked for again and again */
 #define OVER_CALLS 200u
-#define SILENT_S 30         /* without a sign of life: it hangs */
+#define SILENT_S 30         /* then it hangs */
 
 /* Linux 6.6 */
 struct poison_arg {
@@ -77,7 +76,7 @@ struct poison_arg {
 /* pagemap: Documentation/admin-guide/mm/pagemap.rst */
 #define PM_ENTRY_PRESENT    (1ull << 63)
 
-/* What may be left out, to find out what a failure needs. */
+/* What may be left out, to find the cause of a failure. */
 typedef enum Feature {
     FEATURE_FAULTS, FEATURE_POISON, FEATURE_SLOT_POISON, FEATURE_OVER,
     FEATURE_FORK, FEATURE_FORK_STAGED, FEATURE_PEEK, FEATURE_WEAK_HASH,
@@ -89,7 +88,7 @@ static const char *const feature_names[FEATURE_MAX] = {
     "weak-hash", "others", "cycle", "busy", "late",
 };
 
-/* Of a seed, how often: one in so many; FAULTS apart. */
+/* How often a seed has it: one in so many; FAULTS apart. */
 static const unsigned feature_one_in[FEATURE_MAX] = {
     1, 24, 24, 16, 4, 16, 8, 6, 2, 2, 2, 2,
 };
@@ -131,7 +130,7 @@ typedef struct Child {
     int pipe;               /* closed: look at your memory, and end */
 } Child;
 
-/* Of a seed's process, for the one that watches it. */
+/* From a seed's process to its watcher. */
 typedef struct Report {
     uint64_t beats;         /* atomic */
     uint64_t n;             /* notes; atomic */
@@ -250,7 +249,6 @@ static bool all_zero(const char *page)
     return !page[0] && !memcmp(page, page + 1, PAGE - 1);
 }
 
-/* The area that has the address; NULL: none. */
 static Area *area_at(const void *addr, size_t *page)
 {
     for (unsigned i = 0; i < T.n_areas; i++) {
@@ -271,7 +269,7 @@ static bool is_memory(const void *addr)
     return area_at(addr, &page);
 }
 
-/* Reads a page that may be poisoned, or not there; false: it is. */
+/* Reads a page; false: it is poisoned, or not there. */
 static bool read_carefully(const char *page, char *to)
 {
     struct iovec local = { to, PAGE }, remote = { (void *)page, PAGE };
@@ -403,7 +401,7 @@ static void write_byte(Area *a, size_t page, size_t at, uint8_t byte)
     check_page(a, page, "after a write");
 }
 
-/* All of a page is the owner's again, whatever was there. */
+/* The whole page is the owner's again. */
 static void write_page(Area *a, size_t page, const char *content)
 {
     if (a->flags[page] & POISONED) {
@@ -415,7 +413,7 @@ static void write_page(Area *a, size_t page, const char *content)
     mark_dirty(a, page);
 }
 
-/* Contents that are equal elsewhere, mostly; @i counts along a run. */
+/* Mostly contents that are elsewhere, too; @i counts along a run. */
 static void make_content(uint64_t *state, char *page, unsigned kind, size_t i)
 {
     uint64_t *word = (uint64_t *)page;
@@ -495,7 +493,7 @@ static void copy_some(uint64_t *state)
     if (a == b && from < to + n && to < from + n) {
         return;
     }
-    /* always the lower one first: no deadlock */
+    /* the lower one first: no deadlock */
     if (a < b || (a == b && from < to)) {
         lock_range(a, from, n);
         lock_range(b, to, n);
@@ -566,13 +564,13 @@ static const KsmRegionOps ops_plain = {
 
 /* ---- entering the engine ---- */
 
-/* May a call have ended only because failures ceased? */
+/* Might a call have ended only because failures ceased? */
 static bool may_wait(void)
 {
-    /* a page whose memory failed cannot be moved: a copy has to say so */
+    /* a page whose memory failed cannot move: a copy has to say so */
     bool stays = faults_for_ever(CALL_MOVE_BACK) || T.poisons;
 
-    /* a device that is busy for ever is waited for, for 10 s */
+    /* a device that is busy for ever is given 10 s */
     bool patient = faults_for_ever(CALL_MOVE_BACK) && T.busy_one_in;
 
     return (stays && faults_for_ever(CALL_COPY)) || patient ||
@@ -617,8 +615,8 @@ static void entries_read(const void *addr, size_t n, uint64_t *entry)
 }
 
 /*
- * A page that stayed would be in the way of the next one; but for zeroes that
- * somebody has read there.
+ * A page that stayed would block the next one; not so zeroes that somebody has
+ * read there.
  */
 static void check_staging(const char *when)
 {
@@ -647,7 +645,7 @@ static void check_staging(const char *when)
     }
 }
 
-/* Counts users of slots: pages that say they are, and answers. */
+/* Compares the users of slots with pages that say they are, and answers. */
 static void check_users(const char *when)
 {
     KsmPool *p = engine_pool(T.e);
@@ -679,7 +677,7 @@ static void check_users(const char *when)
     }
 }
 
-/* Pages of a range that are in a file, but for the huge page of zeroes. */
+/* Pages of a range that are in a file, save the huge zero page. */
 static void check_mapped_range(const Area *a, const PmRange *range,
                                const char *when)
 {
@@ -700,7 +698,7 @@ static void check_mapped_range(const Area *a, const PmRange *range,
     }
 }
 
-/* A page that maps the pool is a user, or its slot may be written anew. */
+/* A page that maps the pool must be a user: its slot could be reused. */
 static void check_mapped(const char *when)
 {
     PmRange range[64];
@@ -731,7 +729,7 @@ static void check_mapped(const char *when)
     }
 }
 
-/* Mappings of the pool are counted chunk by chunk as they come and go. */
+/* Each chunk's count of the pool's mappings is right. */
 static void check_runs(KsmRegion *r, const char *when)
 {
     for (size_t c = 0; c < r->n_chunks; c++) {
@@ -765,7 +763,7 @@ static void check_state(const char *when)
 
 /* ---- what other threads might do, from inside a call ---- */
 
-/* A staged page that is about to go home is lost to memory failure. */
+/* Memory failure takes a staged page that is about to go home. */
 static void poison_staged(char *to, char *from, size_t len)
 {
     size_t i = below(len / PAGE), page;
@@ -800,7 +798,6 @@ static void over_map(char *at, size_t len)
     }
 }
 
-/* The owner maps over part of what he gave away. */
 static void map_over(void)
 {
     Area *a = &T.area[below(T.n_areas)];
@@ -860,20 +857,20 @@ static void fork_join(void)
     }
 }
 
-/* Somebody reads the staging area: zeroes appear there. */
+/* Somebody reads the staging area, and zeroes appear there. */
 static void peek(void)
 {
     const char *stage = one_in(2) ? T.e->stage.small : T.e->stage.huge;
     char page[PAGE];
 
-    /* where the staging area waits for missing pages we would wait, too */
+    /* with the staging area registered for missing pages we would wait */
     if (T.e->dirty.wp_async) {
         read_carefully(stage + below(CHUNK / PAGE) * PAGE, page);
         count(&report->peeks, 1);
     }
 }
 
-/* One write or more where no writer would have to wait. */
+/* Writes once or more where no writer would have to wait. */
 static void write_elsewhere(void)
 {
     Area *a = &T.area[below(T.n_areas)];
@@ -941,7 +938,6 @@ static void config_choose(void)
          c->vma_reserve_percent, c->stall_limit_ns);
 }
 
-/* Collides where only the last word differs. */
 static uint64_t weak_hash(const void *page, uint64_t seed)
 {
     const uint64_t *word = page;
@@ -976,7 +972,7 @@ static void engine_make(void)
             faults_on(one_in(2));
         } else if (T.config.dirty == KSM_DIRTY_PAGEMAP &&
                    !T.e->dirty.wp_async) {
-            /* a failure made it do without what all regions will ask for */
+            /* a failure took from it what all regions will ask for */
             faults_on(false);
             ksm_engine_free(T.e);
             T.e = NULL;
@@ -1007,7 +1003,7 @@ static void area_add(Area *a)
 static void result_check(int ret, const char *what)
 {
     /*
-     * With nothing failing only a busy device is a reason, or the mappings it
+     * Without failures only these are reasons: a busy device, the mappings it
      * takes to leave its pages out, or an owner who takes away what he asks
      * about.
      */
@@ -1113,7 +1109,6 @@ static void do_step(void)
     }
 }
 
-/* Discard, free hint, unmerge: those that go through the engine. */
 static void do_range(Op op)
 {
     Area *a = &T.area[below(T.n_areas)];
@@ -1147,11 +1142,11 @@ static void do_range(Op op)
     unlock_range(a, page, n);
 }
 
-/* Takes a region away, and gives it back some time, perhaps all anew. */
+/* Takes a region away, and gives it back later, perhaps all anew. */
 static void do_cycle(void)
 {
     Area *a = &T.area[below(T.n_areas)];
-    /* what cannot be write-protected stays in the file, copied: no way back */
+    /* what cannot be write-protected stays in the file: no way back */
     bool forget = one_in(3) || T.e->uffd_wp < 0;
 
     if (!T.with[FEATURE_CYCLE] || !a->region) {
@@ -1284,9 +1279,9 @@ static void slot_heal(uint32_t slot)
 }
 
 /*
- * A slot of the pool cannot be read any more, as if memory failure had taken
- * it; but by the engine only, so that no byte of a guest is lost.  A page of
- * the view is replaced: the view itself cannot be registered, being read-only.
+ * The engine, but nobody else, can no longer read a slot, as if memory failure
+ * had taken it.  Replaces a page of the view, for the view is read-only and
+ * cannot be registered.
  */
 static void do_slot(void)
 {
@@ -1455,7 +1450,7 @@ static void heal(void)
     heal_slots();
     ksm_engine_set_run(T.e, true);
     ksm_engine_set_target_scan(T.e, 0);
-    /* pages that were freed and are used again are noticed when it is over */
+    /* freed pages that are used again are noticed at once */
     ksm_freer_set_decay(T.e->freer, 0);
     check_memory("when failures have ceased");
     for (unsigned i = 0; i < T.n_areas; i++) {
@@ -1467,10 +1462,7 @@ static void heal(void)
     check_memory("healed");
 }
 
-/*
- * Did failures have it merged here one page, there another, so that what is
- * left between them is too dear?
- */
+/* Did failures have it merged in pieces, too dear to fill between? */
 static bool in_pieces(const KsmRegion *r)
 {
     for (size_t c = 0; c < r->n_chunks; c++) {
@@ -1483,8 +1475,8 @@ static bool in_pieces(const KsmRegion *r)
 }
 
 /*
- * Pages that are merged; on real time merging may be found too dear on a busy
- * machine, then those that were found equal.
+ * Merged pages; on real time, where a busy machine may make merging too dear,
+ * those found equal.
  */
 static uint64_t merged_now(void)
 {
@@ -1534,7 +1526,7 @@ static void recover_step(unsigned n)
     }
 }
 
-/* The first area's halves become equal: that must be found, and merged. */
+/* Makes the first area's halves equal: that must be found, and merged. */
 static void recover(void)
 {
     Area *a = &T.area[0];
@@ -1542,7 +1534,7 @@ static void recover(void)
     uint64_t want = a->n / 4;
     char content[PAGE];
 
-    /* what was merged, and written since, stays in mappings of the pool */
+    /* merged pages written since stay in mappings of the pool */
     engine_enter();
     result_check(ksm_unmerge(a->region, 0, a->n * PAGE), "ksm_unmerge");
     engine_leave("ksm_unmerge");
@@ -1557,13 +1549,12 @@ static void recover(void)
         (a->huge && T.config.split_min_pages >
          (T.with[FEATURE_WEAK_HASH] ? 1 : CHUNK / PAGE / 2))) {
         /*
-         * Made with failures, an engine may lack what it takes to restore;
-         * each replica of a pattern sets 512 slots aside, however few may
-         * share one; and of one mapping in a hundred the other areas may have
-         * taken all.  No more can be merged than there is room for.  Two huge
-         * pages that equal one another save one of them: half each, if either
-         * has half of the pages that were seen first; and with a hash that is
-         * weak pages are found equal, by splitting, that are not.
+         * No more can be merged than there is room for.  An engine made with
+         * failures may lack what restoring takes; each replica of a pattern
+         * sets 512 slots aside, however few may share one; of one mapping in a
+         * hundred the other areas may have taken all.  Two equal huge pages
+         * save one of them: half each, if either has half of the pages seen
+         * first.  A weak hash splits pages that are not equal.
          */
         count(&report->skipped, 1);
         return;
@@ -1705,7 +1696,7 @@ static void scene_race(void)
         do_op(op);
     }
     __atomic_store_n(&T.stop, 1, __ATOMIC_RELAXED);
-    /* who waits for a page has it once failures cease */
+    /* threads that wait for a page get it once failures cease */
     faults_on(false);
     for (unsigned i = 0; i < N_WRITERS + 1; i++) {
         pthread_join(thread[i], NULL);
@@ -1719,7 +1710,7 @@ static const FaultScene fault_scene = {
     .fail = fail_text,
 };
 
-/* The engine warns of pages that were lost: as it should, and often. */
+/* The engine rightly warns of lost pages, and often. */
 static void log_note(const char *domain, GLogLevelFlags level,
                      const char *text, void *opaque)
 {
@@ -1791,7 +1782,6 @@ static void print_notes(void)
     }
 }
 
-/* Where do its threads wait? */
 static void print_threads(pid_t pid)
 {
     g_autofree char *path = g_strdup_printf("/proc/%d/task", pid);

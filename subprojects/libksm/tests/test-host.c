@@ -39,7 +39,7 @@ static size_t fake_page_size(void)
     return page_size;
 }
 
-/* Neither a check nor an engine goes through, and both say why. */
+/* Neither a check nor an engine succeeds, and both say why. */
 static void check_refused(const char *part)
 {
     g_autoptr(GError) error = NULL;
@@ -84,7 +84,7 @@ static void test_page_size(void)
     prim.page_size = prim_real.page_size;
 }
 
-/* /proc/self/smaps as it would be if the kernel set a flag of the memory. */
+/* /proc/self/smaps with one more flag set on the memory. */
 static const char *extra_flag;
 
 static int smaps_with_flag(const char *path)
@@ -145,7 +145,7 @@ static void test_tags(void)
     ksm_engine_free(e);
 }
 
-/* Mappings of the region, and how many of them core dumps have not. */
+/* Mappings of the region, and those missing in core dumps. */
 static unsigned not_dumped(const Mem *m, unsigned *all)
 {
     uintptr_t start = (uintptr_t)m->addr, end = start + m->pages * PAGE;
@@ -178,8 +178,8 @@ static void owner_mapped(void *opaque, void *addr, size_t len)
 }
 
 /*
- * The owner has changed its mind on core dumps since it added the memory: it
- * has the last word on what is mapped anew, merged, discarded or unmerged.
+ * The owner changed its mind on core dumps after adding the memory: that holds
+ * for whatever is merged, discarded or unmerged.
  */
 static void test_mapped(void)
 {
@@ -216,7 +216,7 @@ static void test_mapped(void)
 
 /* --- system calls --- */
 
-/* On no file and no memory: each says what was wrong, and did nothing. */
+/* Without files or memory each says what was wrong, and does nothing. */
 static void test_prim_errors(void)
 {
     char page[8] = "";
@@ -258,7 +258,7 @@ static void test_prim_errors(void)
     g_assert(prim.advise(wrong, PAGE, MADV_NORMAL) == -EINVAL);
 }
 
-/* What reaches the kernel is what was asked for. */
+/* The kernel gets what was asked for. */
 static void test_prim_files(void)
 {
     int fd = prim.memfd("test"), sealable = prim.memfd_sealable("test");
@@ -284,7 +284,7 @@ static void test_prim_files(void)
     g_assert(fstat(fd, &st) == 0 && st.st_size == (off_t)(8 * PAGE));
     g_assert(st.st_blocks == (blkcnt_t)(15 * PAGE / 512));
     g_assert(prim.read_at(fd, text, 4, PAGE) == 4 && text[0] == 0);
-    /* one can be sealed, unless it is mapped, the other cannot */
+    /* one can be sealed, unless mapped, the other cannot */
     g_assert(prim.seal_write(fd) == -EPERM);
     mapped = prim.map(NULL, PAGE, PROT_NONE, MAP_SHARED, sealable, 0);
     g_assert(mapped && prim.seal_write(sealable) == -EBUSY);
@@ -311,7 +311,7 @@ static void test_prim_memory(void)
     b[0] = 'b';
     g_assert(prim.remap(a, 2 * PAGE, b) == 0);
     g_assert(b[PAGE] == 'a' && b[0] == 0);
-    /* there is nothing left where it was */
+    /* its old place is empty */
     g_assert(prim.advise(a, 2 * PAGE, MADV_NORMAL) == -ENOMEM);
     g_assert(prim.advise(a + 2 * PAGE, 2 * PAGE, MADV_DONTNEED) == 0);
     g_assert(prim.lengthen(b, 2 * PAGE, 4 * PAGE, a) == a);
@@ -322,7 +322,6 @@ static void test_prim_memory(void)
     g_assert(prim.advise(b, 64 * PAGE, MADV_NORMAL) == -ENOMEM);
 }
 
-/* Where memory of this thread comes from. */
 static void test_prim_node(void)
 {
     unsigned long mask[16] = { 0 }, before[16] = { 0 };
@@ -337,7 +336,7 @@ static void test_prim_node(void)
     g_assert(prim.prefer_node(0) == 0);
     g_assert(prim.thread_policy_get(&mode, mask, 1024) == 0);
     g_assert(mode == 1 && mask[0] == 1);
-    /* one that is not there is refused, and none at all is the default */
+    /* a missing node is refused, and no node is the default */
     g_assert(prim.prefer_node(1000) == -EINVAL);
     g_assert(prim.thread_policy_get(&mode, mask, 1024) == 0);
     g_assert(mode == 1 && mask[0] == 1);
@@ -355,7 +354,7 @@ static void test_prim_node(void)
                                     was ? 1024 : 0) == 0);
 }
 
-/* Where memory of a range comes from: that of node 0 alone. */
+/* Memory of a range comes from node 0 alone. */
 static void test_prim_policy(void)
 {
     unsigned long mask[16] = { 1 }, got[16] = { 0 };
@@ -381,7 +380,7 @@ static void test_prim_policy(void)
     g_assert(prim.unmap(a, 2 * len) == 0);
 }
 
-/* Nothing is not an error, whatever failed before. */
+/* Nothing is no error, whatever failed before. */
 static void test_prim_nothing(void)
 {
     char *a = prim.map(NULL, PAGE, PROT_READ | PROT_WRITE,
@@ -438,7 +437,7 @@ static void test_prim_this(void)
     prim_real.pause(3000);
     g_assert(prim.now_ns() - now >= 3000000);
     g_assert(prim.page_size() == getauxval(AT_PAGESZ));
-    /* the limit of files, and that there is none */
+    /* the limit of files, or none */
     g_assert(getrlimit(RLIMIT_FSIZE, &limit) == 0);
     less = limit;
     less.rlim_cur = MIN(limit.rlim_max, 1u << 30);
@@ -498,7 +497,7 @@ static void test_prim_read_file(void)
 
 /* --- userfaultfd --- */
 
-/* *@inherited: how many of them a program that is executed would have. */
+/* *@inherited: those that an executed program would have. */
 static unsigned fds_open(unsigned *inherited)
 {
     unsigned n = 0;
@@ -557,7 +556,7 @@ static void in_refusing(const Refuses *c)
     unsigned before, after, inherited;
     int fd;
 
-    /* then this is what the first file is known by */
+    /* the first file gets this number */
     close(STDIN_FILENO);
     before = fds_open(&inherited);
     if (!refuse_calls(c)) {
@@ -585,7 +584,7 @@ static void in_refusing(const Refuses *c)
     _exit(0);
 }
 
-/* Why there is no userfaultfd is told right, and nothing stays open. */
+/* Missing userfaultfd is explained right, and nothing stays open. */
 static void test_uffd(gconstpointer data)
 {
     const Refuses *c = data;
@@ -625,7 +624,7 @@ static const Refuses refuses[] = {
       .code = KSM_ERROR_UNSUPPORTED, .text = "the kernel lacks userfaultfd" },
 };
 
-/* A program that is executed does not get what an engine has open. */
+/* An executed program gets no files of an engine. */
 static void test_cloexec(void)
 {
     unsigned before, during, inherited, more;

@@ -52,7 +52,7 @@ static void test_empty(void)
     index_free(&x);
 }
 
-/* Every page that was taken in is found, and nothing else is. */
+/* Every page taken in is found, and nothing else is. */
 static void test_model(void)
 {
     KsmIndex *x = index_new(PLACES);
@@ -86,7 +86,7 @@ static void test_model(void)
     index_done(x);
 }
 
-/* At the load it was made for, almost all find a place. */
+/* At the intended load almost all find a place. */
 static void test_load(void)
 {
     KsmIndex *x = index_new(PLACES);
@@ -101,7 +101,7 @@ static void test_load(void)
     index_done(x);
 }
 
-/* A guest that knew the seed could make all hashes equal: still bounded. */
+/* Equal hashes, by a guest that knew the seed: still bounded. */
 static void test_same_hash(void)
 {
     KsmIndex *x = index_new(PLACES);
@@ -183,8 +183,8 @@ static void test_grow(void)
 }
 
 /*
- * The same while it grows, again and again: what was taken in is found, in
- * whichever table it stands, or it is gone for want of a place.
+ * While it grows, again and again, each entry is found in its table, or is gone
+ * for want of a place.
  */
 static void test_model_grows(void)
 {
@@ -237,7 +237,7 @@ static uint32_t ask_counted(void *opaque, uint32_t place)
     return hash_of[place];
 }
 
-/* Growing moves little at once, whatever there is to move. */
+/* Growing moves little at once. */
 static void test_grow_bounded(void)
 {
     KsmIndex *x = index_new(PLACES);
@@ -252,7 +252,7 @@ static void test_grow_bounded(void)
     asked = 0;
     g_assert(index_reserve(x, 2 * PLACES) == 0);
     g_assert(asked == 0);
-    /* and again before that is done: it comes to that */
+    /* again, before that is done: it comes to that */
     g_assert(index_reserve(x, 4 * PLACES) == 0);
     g_assert(asked == 0);
     do {
@@ -284,7 +284,7 @@ static void test_grow_fails(void)
     g_assert(index_reserve(x, PLACES) == -ENOMEM);
     prim.map = prim_real.map;
     g_assert(index_lookup(x, 5) == 0);
-    /* the second of two in a row may fail later: then it is tried again */
+    /* the second of two may fail later: it is tried again */
     g_assert(index_reserve(x, 100) == 0);
     g_assert(index_reserve(x, PLACES) == 0);
     prim.map = map_fails;
@@ -301,7 +301,7 @@ static void test_grow_fails(void)
     index_done(x);
 }
 
-/* Nearly full for long: which line has more room stays known. */
+/* Nearly full for long: lines with more room stay known. */
 static void test_churn(void)
 {
     enum { IN = PLACES / 100 * 95 };
@@ -312,7 +312,7 @@ static void test_churn(void)
     for (uint32_t i = 0; i < PLACES; i++) {
         hash_of[i] = i * UINT32_C(2654435761) + 777;
     }
-    /* one of the window goes, one behind it comes: many times around */
+    /* the window moves by one, many times around */
     for (uint32_t i = 0; i < 30 * PLACES; i++) {
         uint32_t come = i % PLACES, go = (i + PLACES - IN) % PLACES;
 
@@ -326,7 +326,7 @@ static void test_churn(void)
     index_done(x);
 }
 
-/* What is not there is not taken for what is, growing or not. */
+/* Absent entries are not found, growing or not. */
 static void test_absent(void)
 {
     const uint32_t place = ~UINT32_C(0xabababab);
@@ -379,7 +379,7 @@ static void test_grow_crowded(void)
     index_done(x);
 }
 
-/* Lines that were had, in bytes; how much of that is populated, and not. */
+/* Bytes of lines had; how many are populated, and not. */
 static struct {
     int64_t bytes;
     unsigned maps;
@@ -433,7 +433,7 @@ static void held_start(void)
     prim.advise = held_advise;
 }
 
-/* Steps until it has grown; memory comes before it is used, and goes. */
+/* Steps until it has grown; memory comes before its use, and goes. */
 static void grow_all(KsmIndex *x, size_t was, size_t now)
 {
     size_t moved = 0;
@@ -452,7 +452,6 @@ static void grow_all(KsmIndex *x, size_t was, size_t now)
     g_assert(index_bytes(x) == now && held.bytes == now);
 }
 
-/* How much memory a big one has, when it grows and afterwards. */
 static void test_memory(void)
 {
     const size_t line = sizeof(IndexLine);
@@ -460,7 +459,7 @@ static void test_memory(void)
 
     held_start();
     index_init(&x, ask_same, NULL);
-    /* 10.2 entries a line, and a few lines for those that have none */
+    /* 10.2 entries a line, and a few lines in reserve */
     g_assert(index_reserve(&x, 102000) == 0);
     g_assert(index_bytes(&x) == 10004 * line);
     g_assert(index_step(&x) == INDEX_DONE);
@@ -480,7 +479,7 @@ static void test_memory(void)
     for (uint32_t i = 0; i < 1000; i++) {
         g_assert(index_lookup(&x, ask_same(NULL, i)) == i);
     }
-    /* freed while it grows, twice over: nothing is left */
+    /* freed twice while it grows: nothing is left */
     g_assert(index_reserve(&x, 5000000) == 0);
     index_step(&x);
     g_assert(index_reserve(&x, 6000000) == 0);
@@ -492,7 +491,7 @@ static void test_memory(void)
     prim = prim_real;
 }
 
-/* Wherever in its two lines an entry stands, it is found. */
+/* Entries are found anywhere in their two lines. */
 static void test_every_entry(void)
 {
     KsmIndex *x = index_new(1000);
@@ -513,7 +512,6 @@ static void test_every_entry(void)
     index_done(x);
 }
 
-/* Pages of the table that are in the page tables. */
 static size_t present_pages(const KsmIndex *x)
 {
     size_t n = x->now.n_lines * sizeof(IndexLine) / 4096, present = 0;
@@ -540,7 +538,7 @@ static long faults(void)
     return usage.ru_minflt;
 }
 
-/* What was never written is not read: each page of it costs one fault. */
+/* Unwritten pages are not read: each would cost a fault. */
 static void test_untouched(void)
 {
     KsmIndex *x = index_new(1000000);

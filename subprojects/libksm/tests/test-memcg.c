@@ -45,7 +45,7 @@ static void test_dirs(FakeRoot *root, gconstpointer data)
     assert_dir(root, v2[2], "cg/unified");
 }
 
-/* The process in the group at the top; no hierarchy of v1. */
+/* The process is in the top group; no hierarchy of v1. */
 static void test_top(FakeRoot *root, gconstpointer data)
 {
     g_auto(GStrv) v1 = NULL, v2 = NULL;
@@ -60,7 +60,7 @@ static void test_top(FakeRoot *root, gconstpointer data)
     assert_dir(root, v2[0], "cg");
 }
 
-/* Lines that are short, strange, or about something else are passed over. */
+/* Skips lines that are short, strange, or about something else. */
 static void test_lines(FakeRoot *root, gconstpointer data)
 {
     static const struct {
@@ -94,7 +94,7 @@ static void test_lines(FakeRoot *root, gconstpointer data)
     }
 }
 
-/* Names of groups may have what separates fields elsewhere. */
+/* Group names may have what separates fields elsewhere. */
 static void test_names(FakeRoot *root, gconstpointer data)
 {
     g_auto(GStrv) v1 = NULL, v2 = NULL;
@@ -110,7 +110,7 @@ static void test_names(FakeRoot *root, gconstpointer data)
     assert_dir(root, v2[0], "cg/unified/slice/x:y");
 }
 
-/* In another group than the one that the mount shows. */
+/* In another group than the mount shows. */
 static void test_elsewhere(FakeRoot *root, gconstpointer data)
 {
     g_auto(GStrv) v1 = NULL;
@@ -133,7 +133,7 @@ static void write_number(FakeRoot *root, const char *dir, const char *name,
     fake_write_in(root, dir, name, text);
 }
 
-/* One group of the two versions: its files, and how they are written. */
+/* A group's files in either version, and how they are written. */
 typedef struct Layout {
     const char *group, *above;
     const char *limit, *usage, *stat, *none;
@@ -213,7 +213,7 @@ static int open_count(const char *path)
     return prim_real.open_read(path);
 }
 
-/* The kernel sums up the statistics first: they are read when it matters. */
+/* The kernel first sums the statistics up: they are read when needed. */
 static void test_dear(FakeRoot *root, gconstpointer data)
 {
     const Layout *l = data;
@@ -231,13 +231,13 @@ static void test_dear(FakeRoot *root, gconstpointer data)
     prim.open_read = open_count;
     stats_read = 0;
     memcg_init(&g, root->dir);
-    /* how much is used is not known */
+    /* the usage is not known */
     g_assert(!tight_now(&g) && stats_read == 0);
     write_number(root, l->group, l->usage, "#\n", MIB(100));
     g_assert(!tight_now(&g) && stats_read == 0);
     write_number(root, l->group, l->usage, "#\n", MIB(100) + 1);
     g_assert(!tight_now(&g) && stats_read == 1);
-    /* more cache than is used, which is of another time */
+    /* more cache than usage, which is of another time */
     write_number(root, l->group, "memory.stat", l->stat, MIB(500));
     g_assert(!tight_now(&g) && stats_read == 2);
     write_number(root, l->group, l->limit, "#\n", MIB(7));
@@ -261,7 +261,7 @@ static void init_and_free(void *opaque)
     memcg_free(&g);
 }
 
-/* Nothing stays, whichever of the hierarchies there is. */
+/* Nothing stays, with any of the hierarchies. */
 static void test_leaks(FakeRoot *root, gconstpointer data)
 {
     Hierarchy v1 = { root->dir, CGROUP_V1 }, v2 = { root->dir, CGROUP_V2 };
@@ -284,7 +284,7 @@ static void test_none(FakeRoot *root, gconstpointer data)
 int main(int argc, char **argv)
 {
 #ifdef M_PERTURB
-    /* what nobody wrote to is not zero by chance */
+    /* memory nobody wrote is not zero by chance */
     mallopt(M_PERTURB, 0x5a);
 #endif
     g_test_init(&argc, &argv, NULL);

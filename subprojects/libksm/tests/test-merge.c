@@ -62,14 +62,13 @@ static void test_merge(gconstpointer data)
     g_assert(p.f.merged == 2048);
     g_assert(p.ra->runs + p.rb->runs <= 4);
     g_assert(mem_anonymous(p.a, 0, 1024) == 0);
-    /* mapped again, for whoever touches it next */
     g_assert(mem_present(p.a, 0, 1024) == 1024);
     g_assert(mem_present(p.b, 0, 1024) == 1024);
     for (size_t i = 0; i < 1024; i++) {
         g_assert(p.ra->tag[i] == p.rb->tag[i]);
         g_assert(rooms_users(&p.f, p.ra->tag[i]) == 2);
     }
-    /* written pages are noticed, and nothing but them changes */
+    /* writes are noticed, and nothing else changes */
     for (unsigned i = 0; i < 100; i++) {
         mem_write(p.b, i * 3, i, 1);
     }
@@ -80,7 +79,7 @@ static void test_merge(gconstpointer data)
     pair_end(&p);
 }
 
-/* Whose pages are written when all is decided, just before they are taken. */
+/* Pages written just before they are taken. */
 static Mem *late;
 static unsigned late_step;      /* each of them, or every so many */
 
@@ -101,8 +100,8 @@ static int late_move(int fd, void *to, void *from, size_t len, size_t *done)
 }
 
 /*
- * A hash decides nothing: what has changed since is kept as it is, whether it
- * was to map a slot (@first: of the area that is copied last) or to fill it.
+ * A hash decides nothing: pages changed since stay as they are, be they to map
+ * a slot (@first: of the area copied last) or to fill it.
  */
 static void verify_late(KsmDirtySource dirty, bool first, unsigned step)
 {
@@ -128,11 +127,11 @@ static void verify_late(KsmDirtySource dirty, bool first, unsigned step)
     g_assert(p.f.merge.verify_failed > 0);
     rooms_passes(&p.f, 8);
     g_assert(rooms_sharing(&p.f) >= 1024 - 100 - 512 / step - 1);
-    /* a slot that is not what its hash says is not taken for it again */
+    /* a slot with another content than its hash is not taken again */
     failed = p.f.merge.verify_failed;
     rooms_passes(&p.f, 8);
     g_assert(p.f.merge.verify_failed == failed);
-    /* nor are those it was compared with hidden from who is equal to them */
+    /* pages equal to those it was compared with still find them */
     c = mem_new(1024, 0, MEM_SMALL);
     mem_fill_run(c, 0, 1024, 1, 1);
     rc = rooms_add(&p.f, c, NULL);
@@ -152,14 +151,14 @@ static void test_verify(gconstpointer data)
     }
 }
 
-/* Somebody reads the staging areas, who should not: once in so many moves. */
+/* Somebody reads the staging areas, once in so many moves. */
 static Rooms *read_from;
 static unsigned read_moves, read_every;
 
 static void read_stages(const char *stage)
 {
     for (size_t i = 0; i < 2 * CHUNK_BYTES; i += PAGE_BYTES) {
-        /* volatile: so that the kernel puts zeroes where there is nothing */
+        /* volatile: so that the kernel maps zeroes */
         (void)*(const volatile char *)(stage + i);
     }
 }
@@ -229,7 +228,7 @@ static void test_stage_read(gconstpointer data)
 static Mem *pinned;
 static unsigned pinned_met;
 
-/* One page cannot be moved, the first time. */
+/* One page cannot be moved the first time. */
 static int pinned_move(int fd, void *to, void *from, size_t len, size_t *done)
 {
     char *pin = pinned->addr + PINNED * PAGE_BYTES;
@@ -248,9 +247,9 @@ static int pinned_move(int fd, void *to, void *from, size_t len, size_t *done)
 }
 
 /*
- * Three times the same 100 pages in one chunk: those at 400 are to map slots
- * that those at 200 are to fill.  Where one of them is pinned its slot stays
- * empty, and what was to map it is kept.
+ * The same 100 pages three times in a chunk: those at 400 map slots that those
+ * at 200 fill.  If one of these is pinned its slot stays empty, and the page
+ * that was to map it is kept.
  */
 static void test_pinned_fill(void)
 {
@@ -274,11 +273,11 @@ static void test_pinned_fill(void)
     }
     g_assert(pinned_met == 2);
     mem_check(m);
-    /* of a content one page stays; the pinned one is not part of it */
+    /* one page of a content stays, not the pinned one */
     g_assert(mem_anonymous(m, PINNED, 1) == 1);
     g_assert(mem_anonymous(m, 401 + PINNED - 200, 1) == 0);
     if (!rooms_remote(&f)) {
-        /* a remote store has filled its slots before */
+        /* a remote store filled its slots before */
         g_assert(mem_anonymous(m, 400 + PINNED - 200, 1) == 1);
         g_assert(f.merge.verify_failed == 1);
     }
@@ -360,7 +359,7 @@ static void test_pattern(void)
     mem_free(m);
 }
 
-/* Who discards pages just before they are taken, behind the engine's back. */
+/* Discards pages just before they are taken. */
 static Mem *emptied;
 static unsigned n_emptied;
 
@@ -380,7 +379,7 @@ static int empty_and_move(int fd, void *to, void *from, size_t len,
     return prim_real.uffd_move(fd, to, from, len, done);
 }
 
-/* What turns out to be a hole is one in the books, too, and stays one. */
+/* Pages found to be holes become holes in the books, and stay so. */
 static void test_hole(void)
 {
     Pair p;
@@ -404,7 +403,7 @@ static void test_hole(void)
     pair_end(&p);
 }
 
-/* Zeroes that were given back count as such whatever is merged around them. */
+/* Zeroes given back count as such whatever is merged around them. */
 static void test_given_among(void)
 {
     Pair p;
@@ -429,8 +428,8 @@ static void test_given_among(void)
 }
 
 /*
- * What was isolated with pages that were merged, and put back, is tracked as
- * before, wherever it is between them: a write to it is noticed.
+ * Pages isolated among merged ones and put back are tracked as before: a write
+ * to them is noticed.
  */
 static void test_tracked(void)
 {
@@ -454,8 +453,8 @@ static void test_tracked(void)
 }
 
 /*
- * A pattern made when the index knows nothing of its content, for whoever
- * stood there was part of a plan that came to nothing: others find it.
+ * A pattern is found though the index did not know its content when it was
+ * made: the plan with the page in the index came to nothing.
  */
 static void test_pattern_found(void)
 {
@@ -474,12 +473,12 @@ static void test_pattern_found(void)
     rooms_vma_reserve(&f, SIZE_MAX);
     rooms_passes(&f, 4);
     g_assert(r[0]->count[PAGE_EQUAL] == 512);
-    /* a remote store is asked again in each pass, and answers */
+    /* a remote store is asked anew in each pass */
     g_assert(rooms_remote(&f) || !rooms_finds(&f, r[0]->tag[0]));
     rooms_vma_reserve(&f, 0);
     rooms_passes(&f, 12);
     g_assert(r[0]->count[PAGE_MERGED] == 512);
-    /* one page at a time, each of which has to be looked up */
+    /* one page at a time, each looked up */
     mem_fill_run(m[1], 0, 512, 1000, 1);
     for (unsigned i = 0; i < 512; i += 2) {
         mem_fill(m[1], i, 7);
@@ -497,8 +496,8 @@ static void test_pattern_found(void)
 }
 
 /*
- * Where every slot has all the users it may have, a plan makes one replica more
- * and no others: what is left is for another time.
+ * If every slot has all the users it may have, a plan makes one more replica;
+ * the rest waits.
  */
 static void test_pattern_full(void)
 {
@@ -532,8 +531,8 @@ static void test_pattern_full(void)
 }
 
 /*
- * Before anything was measured nothing is for free; costs that were measured
- * too high come back to what is usual.
+ * Unmeasured costs are not zero; costs measured too high return to the
+ * defaults.
  */
 static void test_doubt(void)
 {
@@ -566,7 +565,7 @@ static void test_doubt(void)
     rooms_close(&f);
 }
 
-/* The busy op: everything goes back, and later it is merged. */
+/* The busy op: all goes back, and is merged later. */
 static void test_busy(void)
 {
     Pair p;
@@ -595,7 +594,7 @@ static void test_busy(void)
     pair_end(&p);
 }
 
-/* Mappings of the pool that a region has; its books are to agree. */
+/* Mappings of the pool in a region; its books must agree. */
 static unsigned runs_of(const KsmRegion *r)
 {
     unsigned runs = 0;
@@ -607,7 +606,7 @@ static unsigned runs_of(const KsmRegion *r)
     return runs;
 }
 
-/* A page that is written, as the engine finds it. */
+/* A page is written, as the engine finds it. */
 static void write_found(Pair *p, size_t page)
 {
     mem_write(p->a, page, 5, 0x77);
@@ -616,7 +615,7 @@ static void write_found(Pair *p, size_t page)
     g_assert(p->ra->history[page] == 0);
 }
 
-/* Where mappings begin and end is known whatever is written in them. */
+/* Ends of mappings stay known whatever is written in them. */
 static void test_joined(void)
 {
     static const unsigned broken[] = { 100, 101, 300, 302, 301, 0, 511, 512 };
@@ -641,7 +640,7 @@ static void test_joined(void)
         g_assert(runs_of(r) == runs);
         rooms_check(&p.f, r);
     }
-    /* next to a gap, on either side of it */
+    /* on either side of a gap */
     for (unsigned page = 199; page <= 201; page += 2) {
         write_found(&p, page);
         region_count_runs(r, 0);
@@ -650,7 +649,6 @@ static void test_joined(void)
     g_assert(!region_joined(r, 0) && !region_joined(r, 201));
     g_assert(region_joined(r, 199) && region_joined(r, 202));
     g_assert(region_joined(r, 300) && region_joined(r, 303));
-    /* one that is gone takes part in nothing */
     page_again(r, 301, true);
     page_again(r, 301, true);
     page_again(r, 302, true);
@@ -667,7 +665,7 @@ static void test_joined(void)
     pair_end(&p);
 }
 
-/* Of which pages does the kernel have to note the next write? */
+/* Pages of which the kernel has to note the next write. */
 static int wp_scan(int pagemap, char *addr, size_t len, bool protect,
                    PmRange *found, size_t n)
 {
@@ -689,7 +687,7 @@ static int wp_scan(int pagemap, char *addr, size_t len, bool protect,
 static Rooms *wp_rooms;
 static unsigned wp_kept;
 
-/* As kernels will do it that keep write-protection when pages move. */
+/* As future kernels may move: write-protection stays. */
 static int wp_move(int fd, void *to, void *from, size_t len, size_t *done)
 {
     size_t n = len / PAGE_BYTES;
@@ -705,7 +703,7 @@ static int wp_move(int fd, void *to, void *from, size_t len, size_t *done)
     }
     ret = prim_real.uffd_move(fd, to, from, len, done);
     for (size_t i = 0; got >= 0 && i < *done / PAGE; i++) {
-        /* where nobody asked for it, the kernel does not either */
+        /* the kernel protects nothing unasked */
         wp_kept += !written[i] &&
                    wp_scan(wp_rooms->kinds.pagemap, (char *)to + i * PAGE,
                            PAGE, true, found, 1) >= 0;
@@ -714,9 +712,9 @@ static int wp_move(int fd, void *to, void *from, size_t len, size_t *done)
 }
 
 /*
- * Today a page that was moved is not write-protected any more, and
- * thus counts as written; later it will stay so.  Either way no write is
- * missed: what was written last is what is merged.
+ * A page that was moved is no longer write-protected, and thus counts as
+ * written; later kernels may keep the protection.  Either way no write is
+ * missed: the last one is what is merged.
  */
 static void test_wp_kept(void)
 {
@@ -753,11 +751,11 @@ static void test_wp_kept(void)
     pair_end(&p);
 }
 
-/* Memory of the machine fails: of these slots. */
+/* Slots whose memory fails. */
 static uint32_t bad_slot[64];
 static unsigned n_bad;
 
-/* As with failed memory, who touches the page in the view gets a signal. */
+/* As with failed memory, reading the page in the view gives a signal. */
 static void slot_fails(Rooms *f, uint32_t slot)
 {
     char *page = rooms_slot(f, slot);
@@ -803,7 +801,7 @@ static void test_slot_fails(void)
                      r->tag[i] != bad_slot[k]);
         }
     }
-    /* it was not given up on: there is another copy of that content */
+    /* merging goes on: that content has another copy */
     g_assert(mem_anonymous(m, SAME_AT, SAME_N) < SAME_N / 2);
     rooms_remove(&p.f, r);
     mem_check(m);

@@ -3,11 +3,11 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A page that somebody writes for the first time just as it is moved: Linux
- * 6.18 may move it, and others with it, and say that it did not.  Merging asks
- * the page tables whenever a move has failed.  Here: whatever a move says, a
- * page is in one of the two places; what it counts was moved; and who goes on
- * where it stopped is told of a page that was moved all the same.
+ * A page that is first written just as it is moved: Linux 6.18 may move it, and
+ * others with it, and say that it did not.  Merging asks the page tables
+ * whenever a move has failed.  Here: a page is always in one of the two places;
+ * what is counted was moved; and who goes on where a move stopped is told of a
+ * page that was moved all the same.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -31,7 +31,7 @@ static struct {
     bool stop;
 } g;
 
-/* Populated, be it swapped out or on its way elsewhere. */
+/* Present, swapped out or in migration. */
 static bool is_populated(const char *page)
 {
     uint64_t entry;
@@ -68,7 +68,7 @@ static int move(char *to, char *from, unsigned at, unsigned *done)
     return ret;
 }
 
-/* Moves all pages; returns how many were moved and not counted. */
+/* Returns how many were moved and not counted. */
 static unsigned move_all(char *to, char *from)
 {
     unsigned at = 0, done, uncounted = 0, tries = 0;
@@ -153,7 +153,7 @@ static void test_count(void)
 
         g_assert(prim.pagemap(&scan) >= 0);
         __atomic_add_fetch(&g.round, 1, __ATOMIC_RELEASE);
-        /* now sooner, now later than the write; volatile: or it is no time */
+        /* before or after the write; volatile: or it takes no time */
         for (volatile unsigned i = g.round % 64; i > 0; i--) {
             continue;
         }

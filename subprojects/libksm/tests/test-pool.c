@@ -24,7 +24,7 @@
 typedef struct Fixture {
     KsmPool pool;
     unsigned unindexed;     /* slots the index was told to drop */
-    uint32_t last_hash, last_slot;      /* of those */
+    uint32_t last_hash, last_slot;
     char *page;
 } Fixture;
 
@@ -73,7 +73,7 @@ static size_t file_blocks(Fixture *f)
     return st.st_blocks * 512 / PAGE_BYTES;
 }
 
-/* A slot whose last user goes gives its memory back, and can be had again. */
+/* A slot gives its memory back with its last user, and can be had again. */
 static void test_users(Fixture *f, gconstpointer data)
 {
     uint32_t slot = take_one(f, 'a');
@@ -157,7 +157,7 @@ static void test_fork(Fixture *f, gconstpointer data)
     g_assert(pool_page(&f->pool, slot)[0] == 'a');
 }
 
-/* fork() as the engine does it: with the pool's calls around it. */
+/* fork() as the engine does it, between the pool's calls. */
 static pid_t pool_fork_child(Fixture *f)
 {
     pid_t pid;
@@ -182,7 +182,6 @@ static void release_all(Fixture *f)
     } while (more);
 }
 
-/* What is kept is given up within a minute. */
 static void wait_given_up(Fixture *f)
 {
     for (int i = 0; f->pool.leaked && i < 60000; i++) {
@@ -193,7 +192,7 @@ static void wait_given_up(Fixture *f)
     g_assert(f->pool.leaked == 0);
 }
 
-/* What the child does that is to be seen, or not to matter. */
+/* What the child does. */
 typedef enum ChildKind {
     CHILD_PLAIN,
     CHILD_CLOSES,       /* all its files, but those to talk to us */
@@ -228,7 +227,6 @@ static void child_main(ChildKind kind, int go, int told, const char *seen)
     _exit(0);
 }
 
-/* The child writes a byte of what it sees. */
 static char child_sees(int go, int told)
 {
     char c = 'x';
@@ -238,8 +236,8 @@ static char child_sees(int go, int told)
 }
 
 /*
- * What a child may map is kept for as long as the child lives, and a child of
- * that child; a block of a pattern too.
+ * What a child or its child may map is kept for as long as they live; a block
+ * of a pattern too.
  */
 static void children_of(Fixture *f, ChildKind kind)
 {
@@ -384,7 +382,7 @@ typedef enum WatchFault {
     FAULT_MEMFD, FAULT_MAP, FAULT_UNMAP, FAULT_SEAL
 } WatchFault;
 
-/* Where it cannot be told whether children live, they do. */
+/* Children whose lives cannot be told are alive. */
 static void test_children_faults(Fixture *f, gconstpointer data)
 {
     WatchFault fault = GPOINTER_TO_UINT(data);
@@ -418,7 +416,7 @@ static void test_children_faults(Fixture *f, gconstpointer data)
     }
 }
 
-/* A guest's page that has failed makes no pattern, and no signal. */
+/* A failed page of the guest makes no pattern, and no signal. */
 static void test_pattern_failed(Fixture *f, gconstpointer data)
 {
     char *page = mmap(NULL, PAGE_BYTES, PROT_NONE,
@@ -438,7 +436,7 @@ static void test_pattern_failed(Fixture *f, gconstpointer data)
     munmap(page, PAGE_BYTES);
 }
 
-/* Uses of a pattern spread over its slots, and it grows with them. */
+/* Uses of a pattern spread over its slots; it grows with them. */
 static void test_pattern(Fixture *f, gconstpointer data)
 {
     KsmPattern *t = pool_pattern_new(&f->pool, f->page, 42);
@@ -495,7 +493,7 @@ static int punch_fails(int fd, off_t offset, off_t len)
     return -ENOMEM;
 }
 
-/* A slot that could not be punched is not handed out with its old content. */
+/* A slot that was not punched is not had with its old content. */
 static void test_punch_fails(Fixture *f, gconstpointer data)
 {
     uint32_t slot = take_one(f, 'a');
@@ -524,7 +522,6 @@ static void test_used_up(Fixture *f, gconstpointer data)
     g_assert(all == f->pool.capacity);
 }
 
-/* The tables of free slots say what the bitmap says. */
 static void check_free(const KsmPool *p)
 {
     uint32_t n_words[FREE_CLASSES] = { 0 };
@@ -560,7 +557,7 @@ static bool is_free(const uint64_t *free, uint32_t slot)
     return free[slot / 64] >> (slot % 64) & 1;
 }
 
-/* log2 of the longest free run within 64 slots that begin at a multiple. */
+/* log2 of the longest free run in 64 aligned slots. */
 static int longest_class(const uint64_t *free, size_t words)
 {
     unsigned longest = 0;
@@ -577,8 +574,8 @@ static int longest_class(const uint64_t *free, size_t words)
 }
 
 /*
- * As pool.h says: long runs that are free, then slots never taken, then what
- * there is; and no shorter than need be.  @free and @top are from before.
+ * As pool.h says: long free runs, then slots never taken, then the rest; and no
+ * shorter than need be.  @free and @top are from before.
  */
 static unsigned check_take(KsmPool *p, const uint64_t *free, uint32_t top,
                            unsigned want, uint32_t *slot)
@@ -612,7 +609,6 @@ static unsigned check_take(KsmPool *p, const uint64_t *free, uint32_t top,
     return n;
 }
 
-/* Whatever is taken and given up, nothing is had twice. */
 static void test_model(Fixture *f, gconstpointer data)
 {
     KsmPool *p = &f->pool;
@@ -658,7 +654,7 @@ static void test_model(Fixture *f, gconstpointer data)
     g_free(taken);
 }
 
-/* All slots up to the top are in use, but those given. */
+/* All slots up to the top are in use but those given. */
 static void take_all_but(Fixture *f, uint32_t top, uint32_t first,
                          uint32_t n, uint32_t step, unsigned run)
 {
@@ -675,8 +671,8 @@ static void take_all_but(Fixture *f, uint32_t top, uint32_t first,
 }
 
 /*
- * A long run that is free is taken before the file grows, also where it is
- * shorter than asked for; scraps are when it cannot grow.
+ * A long free run is taken before the file grows, even if shorter than asked
+ * for; scraps only if it cannot grow.
  */
 static void test_take_free(Fixture *f, gconstpointer data)
 {
@@ -705,7 +701,7 @@ static void test_take_free(Fixture *f, gconstpointer data)
     check_free(&f->pool);
 }
 
-/* Half the slots are free, each alone: asking for more does not take long. */
+/* Half the slots are free, each alone: taking many does not take long. */
 static void test_checkerboard(Fixture *f, gconstpointer data)
 {
     enum { TOP = 262144, TRIES = 2000 };
@@ -725,7 +721,6 @@ static void test_checkerboard(Fixture *f, gconstpointer data)
     g_assert(cpu < 50000);
 }
 
-/* A bigger pool has the content of the smaller one. */
 static void test_grow(Fixture *f, gconstpointer data)
 {
     uint32_t slot = take_one(f, 'g');
@@ -776,7 +771,7 @@ static void test_grow_fails(Fixture *f, gconstpointer data)
     g_assert(pool_page(&f->pool, slot)[9] == 'g');
 }
 
-/* What was had from the kernel and is not given back yet. */
+/* Had from the kernel and not given back yet. */
 static struct {
     int64_t bytes;          /* of address space */
     int files;
@@ -797,7 +792,6 @@ static void *held_map(void *addr, size_t len, int prot, int flags, int fd,
                       : prim_real.map(addr, len, prot, flags, fd, offset);
 
     if (fails && (flags & MAP_FIXED)) {
-        /* what was there is gone */
         munmap(addr, len);
         held.bytes -= ROUND_UP_TO(len, PAGE_BYTES);
     } else if (map && !(flags & MAP_FIXED)) {
@@ -862,8 +856,8 @@ static int held_close(int fd)
 }
 
 /*
- * All that a pool ever has.  Where a call failed it is as it was, and what it
- * has of memory is no less than it says.
+ * A pool's whole life.  A call that fails changes nothing, and it has no less
+ * memory than it says.
  */
 static void live_and_die(void *opaque)
 {
@@ -888,7 +882,7 @@ static void live_and_die(void *opaque)
         ret = pool_reserve(&p, 2048 * CHUNK_PAGES);
         g_assert(ret == 0 || (ret == -ENOMEM && held.fails));
         g_assert((p.capacity > 2048 * CHUNK_PAGES / 2) == (ret == 0));
-        /* read-only, and all there: reading takes the last of it, too */
+        /* read-only and complete: reading takes the last of it, too */
         g_assert(!strcmp(pool_page(&p, slot), "kept"));
         g_assert(p.users[p.capacity - 1] == 0 && p.hash[p.capacity - 1] == 0);
         pool_fork(&p);
@@ -897,7 +891,6 @@ static void live_and_die(void *opaque)
     pool_free(&p);
 }
 
-/* Whatever fails, all that was had is given back. */
 static void test_given_back(Fixture *f, gconstpointer data)
 {
     unsigned calls;
@@ -953,7 +946,7 @@ static int open_at_0(const char *path)
     return g_str_has_prefix(path, "/proc/self/fd/") ? at_0(fd) : fd;
 }
 
-/* One of its files is descriptor 0: the first, for writing, for children. */
+/* One file is descriptor 0: the first, for writing, or for children. */
 static void live_with_0(unsigned which)
 {
     char page[PAGE_BYTES] = "zero";
@@ -975,7 +968,7 @@ static void live_with_0(unsigned which)
         pool_fork(&p);
         g_assert(p.watch && p.forks_blind == 0);
         pool_forked(&p);
-        /* one file does for all forks */
+        /* one file serves all forks */
         prim.memfd_sealable = memfd_fails;
     }
     if (which == 2) {
@@ -987,7 +980,7 @@ static void live_with_0(unsigned which)
     g_assert(fcntl(0, F_GETFD) < 0 || (which == 2 && p.keep_all));
 }
 
-/* A program may have closed its standard input: 0 is a descriptor, too. */
+/* With standard input closed, 0 is a descriptor, too. */
 static void test_fd_0(Fixture *f, gconstpointer data)
 {
     int was = fcntl(0, F_DUPFD_CLOEXEC, 3);
@@ -999,7 +992,6 @@ static void test_fd_0(Fixture *f, gconstpointer data)
     }
 }
 
-/* The flags of the mapping that begins at @addr. */
 static char *vm_flags(const void *addr)
 {
     g_autofree char *head = g_strdup_printf("%lx-", (unsigned long)addr);
@@ -1027,7 +1019,6 @@ static void check_view(Fixture *f)
 
 static const void *lost_view;
 
-/* The view is not moved, nor is it at another address. */
 static void *view_stays(void *from, size_t len, size_t want, void *at)
 {
     if (at || from == lost_view) {
@@ -1041,7 +1032,6 @@ static void *view_stays(void *from, size_t len, size_t want, void *at)
 
 static unsigned places;
 
-/* No place for the view that is as good as can be. */
 static void *no_place(void *addr, size_t len, int prot, int flags, int fd,
                       off_t offset)
 {
@@ -1051,7 +1041,7 @@ static void *no_place(void *addr, size_t len, int prot, int flags, int fd,
                                              offset);
 }
 
-/* Where the view is, how it is mapped, and that it can be lost. */
+/* Where the view is, how it is mapped, and how it is lost. */
 static void test_view(Fixture *f, gconstpointer data)
 {
     uint32_t slot = take_one(f, 'v');
@@ -1091,7 +1081,7 @@ static size_t page_up(size_t bytes)
     return ROUND_UP_TO(bytes, PAGE_BYTES);
 }
 
-/* Slots for half of the pages and an eighth more, and what they need. */
+/* Slots for half of the pages and an eighth more. */
 static void test_capacity(Fixture *f, gconstpointer data)
 {
     KsmPool *p = &f->pool;
@@ -1106,7 +1096,7 @@ static void test_capacity(Fixture *f, gconstpointer data)
     g_assert(p->mapped[3] == page_up(p->capacity / 8));
     g_assert(p->mapped[4] ==
              page_up(p->capacity / 4096 * sizeof(*p->lines)));
-    /* what is there already is not asked for again */
+    /* memory that is there is not asked for again */
     was = p->capacity;
     prim.map = no_place;
     prim.lengthen = view_stays;
@@ -1118,7 +1108,7 @@ static void test_capacity(Fixture *f, gconstpointer data)
     prim = prim_real;
 }
 
-/* What is told of as metadata: of slots in use, and of all there may be. */
+/* Metadata: of slots in use, and of all there may be. */
 static void test_bytes(Fixture *f, gconstpointer data)
 {
     size_t none = pool_bytes(&f->pool), some;
@@ -1163,8 +1153,8 @@ static int punch_never(int fd, off_t offset, off_t len)
 }
 
 /*
- * Where the file would be made of huge pages nothing is given up: punching
- * would change what others may still see.
+ * Files of huge pages give nothing up: punching would change what others may
+ * still see.
  */
 static void test_huge_shmem(Fixture *f, gconstpointer data)
 {
@@ -1233,7 +1223,7 @@ static bool can_take(Fixture *f, unsigned n)
     return pool_take(&f->pool, &got) == top && got == n;
 }
 
-/* The file grows in steps, to where it may and can; else no slot is had. */
+/* The file grows in steps as far as it may; else no slot is had. */
 static void test_file(Fixture *f, gconstpointer data)
 {
     const unsigned step = 8192;
@@ -1244,12 +1234,12 @@ static void test_file(Fixture *f, gconstpointer data)
     g_assert(!can_take(f, 1) && f->pool.top == 0);
     prim.truncate = prim_real.truncate;
     g_assert(can_take(f, 512) && file_size(f) == step);
-    /* all of that can be had without another word */
+    /* all of that can be had at once */
     prim.truncate = truncate_fails;
     g_assert(can_take(f, step - 512));
     g_assert(!can_take(f, 1));
     prim.truncate = prim_real.truncate;
-    /* a process that may write no longer files gets a signal */
+    /* a process at its limit of file length gets a signal */
     prim.file_limit = file_limit_is;
     limit = (step + 99) * PAGE_BYTES + 5;
     g_assert(!can_take(f, 100) && file_size(f) == step);
@@ -1277,7 +1267,7 @@ static int punch_note(int fd, off_t offset, off_t len)
     return prim_real.punch(fd, offset, len);
 }
 
-/* A hole is punched once for slots next to each other, in whatever order. */
+/* One punch for neighbouring slots, in whatever order. */
 static void test_punch_once(Fixture *f, gconstpointer data)
 {
     static const uint8_t order[] = { 7, 3, 5, 2, 6, 12, 11, 30 };
@@ -1320,8 +1310,8 @@ static int punch_fails_even(int fd, off_t offset, off_t len)
 }
 
 /*
- * What cannot be punched waits for a better time, however much it is: it is
- * counted as leaked as soon as it is more than waits for the next punch.
+ * What cannot be punched waits, and counts as leaked once it is more than waits
+ * for the next punch.
  */
 static void test_punch_fails_many(Fixture *f, gconstpointer data)
 {
@@ -1345,7 +1335,7 @@ static void test_punch_fails_many(Fixture *f, gconstpointer data)
     g_assert(p->leaked == CHUNK_PAGES + 300 - 64);
     g_assert(!pool_release(p));
     g_assert(p->leaked == CHUNK_PAGES + 300 - 64);
-    /* a part of it can: no piece is lost, nor had before its time */
+    /* some can: no piece is lost, or had before its time */
     prim.punch = punch_fails_even;
     release_all(f);
     check_free(p);
@@ -1410,7 +1400,7 @@ static void test_kept(Fixture *f, gconstpointer data)
     g_assert(pool_take(p, &n) == 0 && n == 200);
     pool_untake(p, 5, 1);
     pool_untake(p, 195, 2);
-    /* given up, and not punched yet: as if it was */
+    /* given up but not punched yet: as if it was */
     pool_fork(p);
     pool_forked(p);
     g_assert(p->n_free == 3);
@@ -1421,7 +1411,7 @@ static void test_kept(Fixture *f, gconstpointer data)
     g_assert(pool_take(p, &n) == 195 && n == 2);
     n = 1;
     g_assert(pool_take(p, &n) != SLOT_NONE);
-    /* what was free then, or is of later, no child maps */
+    /* no child maps what was free then or came later */
     pool_untake(p, 5, 1);
     pool_untake(p, 195, 2);
     pool_untake(p, 200, 100);
@@ -1437,7 +1427,7 @@ static void test_kept(Fixture *f, gconstpointer data)
     check_free(p);
 }
 
-/* The memory to note it is missing: nothing is given up any more. */
+/* Without memory to note it nothing is given up any more. */
 static void test_kept_fails(Fixture *f, gconstpointer data)
 {
     KsmPool *p = &f->pool;
@@ -1465,7 +1455,6 @@ static void test_kept_fails(Fixture *f, gconstpointer data)
     release_all(f);
     g_assert(p->leaked == 1);
     g_assert(pool_page(p, slot)[0] == 'a');
-    /* and no fork changes that */
     pool_fork(p);
     pool_forked(p);
     pool_user_drop(p, other);
@@ -1474,7 +1463,7 @@ static void test_kept_fails(Fixture *f, gconstpointer data)
     g_assert(p->leaked == 2);
 }
 
-/* Drops slots, which are kept for a child that is gone at once. */
+/* Drops slots, kept for a child that is gone at once. */
 static void keep(Fixture *f, uint32_t slot, unsigned n)
 {
     pool_fork(&f->pool);
@@ -1482,7 +1471,7 @@ static void keep(Fixture *f, uint32_t slot, unsigned n)
     pool_untake(&f->pool, slot, n);
 }
 
-/* What is kept joins what could not be punched; each is given up once. */
+/* What is kept joins what could not be punched; each goes once. */
 static void test_kept_again(Fixture *f, gconstpointer data)
 {
     KsmPool *p = &f->pool;
@@ -1505,7 +1494,6 @@ static void test_kept_again(Fixture *f, gconstpointer data)
     pool_user_drop(p, first[1]);
     g_assert(p->leaked == 2 * CHUNK_PAGES + 150 - 64);
     pool_unkeep(p);
-    /* nothing is kept now, twice in a row */
     keep(f, 150, 30);
     pool_unkeep(p);
     pool_unkeep(p);
@@ -1514,7 +1502,7 @@ static void test_kept_again(Fixture *f, gconstpointer data)
     pool_flush(p);
     g_assert(p->leaked == 0);
     g_assert(p->n_free == 180 + (CHUNK_PAGES - 400) && p->blocks->len == 2);
-    /* and no more of them: the others are in use */
+    /* no more of them: the others are in use */
     keep(f, 200, 1);
     wait_given_up(f);
     keep(f, 300, 1);
@@ -1524,7 +1512,7 @@ static void test_kept_again(Fixture *f, gconstpointer data)
     g_assert(p->blocks->len == 2);
 }
 
-/* As after a fork, in the child: what tells of it stays mapped. */
+/* In the child, what tells of it stays mapped. */
 static void test_forked_child(Fixture *f, gconstpointer data)
 {
     KsmPool *p = &f->pool;
@@ -1550,7 +1538,7 @@ static void test_forked_child(Fixture *f, gconstpointer data)
     g_assert(p->n_free == 1);
 }
 
-/* What could not be punched comes to what a child had; nothing is lost. */
+/* What could not be punched joins what a child had; nothing is lost. */
 static void test_gone(Fixture *f, gconstpointer data)
 {
     KsmPool *p = &f->pool;
@@ -1573,7 +1561,7 @@ static void test_gone(Fixture *f, gconstpointer data)
     prim.punch = prim_real.punch;
     release_all(f);
     g_assert(p->leaked == 0 && p->n_free == 73);
-    /* a block that is given up ends where the next slot begins */
+    /* a released block ends where the next slot begins */
     pool_user_add(p, first);
     pool_user_add(p, first + CHUNK_PAGES);
     pool_user_drop(p, first);
@@ -1582,7 +1570,7 @@ static void test_gone(Fixture *f, gconstpointer data)
     check_free(p);
 }
 
-/* The calls that are about memory policies and memory of the file. */
+/* Calls about memory policies and memory of the file. */
 static struct {
     unsigned get, prefer, set, allocate, pauses;
     int get_ret, prefer_ret, allocate_ret;
@@ -1641,7 +1629,7 @@ static void numa_fake(void)
     prim.pause = numa_pause;
 }
 
-/* Memory is had on that node, and the thread's policy is as it was. */
+/* Memory is of that node, and the thread's policy stays. */
 static void test_allocate(Fixture *f, gconstpointer data)
 {
     numa_fake();
@@ -1660,7 +1648,7 @@ static void test_allocate(Fixture *f, gconstpointer data)
         numa.allocate_ret = -ENOSPC;
         numa.set_fails = 3;
     }
-    /* what it was cannot be told, or there is no such node: as it comes */
+    /* an unknown old policy, or no such node: memory as it comes */
     numa_fake();
     numa.get_ret = -ENOSYS;
     g_assert(pool_allocate(&f->pool, 0, 1) == 0);
@@ -1742,7 +1730,7 @@ static void test_readable(Fixture *f, gconstpointer data)
     g_assert(pool_readable(p, slot + 3, 5) == 0);
     g_assert((char *)punches.offset[0] == pool_page(p, slot + 3));
     g_assert(punches.len[0] == 5 * PAGE_BYTES);
-    /* memory has failed; how the kernel says it depends on its version */
+    /* memory has failed, as different kernels say it */
     advise_ret = -EHWPOISON;
     g_assert(pool_readable(p, slot, 1) == -EFAULT);
     advise_ret = -EINVAL;
@@ -1757,7 +1745,7 @@ static ssize_t scan_fails(PmScan *scan)
     return -ENOMEM;
 }
 
-/* PAGEMAP_SCAN where the kernel has none: the first present pages in a row. */
+/* PAGEMAP_SCAN for kernels without: the first present pages in a row. */
 static ssize_t scan_present(PmScan *scan)
 {
     PmRange *found = &scan->vec[0];
@@ -1779,7 +1767,7 @@ static ssize_t scan_present(PmScan *scan)
     return found->start != 0;
 }
 
-/* What was compared before is in the page tables: nothing is to be mapped. */
+/* What was compared before is mapped already. */
 static void test_readable_mapped(Fixture *f, gconstpointer data)
 {
     KsmPool *p = &f->pool;
@@ -1835,7 +1823,7 @@ static void test_blocks(Fixture *f, gconstpointer data)
         g_assert(pool_pattern(p, t->first + 511) == t);
         g_assert(!pool_pattern(p, t->first - (i == 1)) || i > 1);
         first[i] = t->first;
-        /* users of one are not another's */
+        /* each has users of its own */
         pool_user_add(p, first[i]);
         pool_user_add(p, first[i]);
         pool_user_add(p, first[1] + 1);
@@ -1846,7 +1834,7 @@ static void test_blocks(Fixture *f, gconstpointer data)
     g_assert(p->n_free == CHUNK_PAGES - 1);
     g_assert(!pool_pattern(p, 0) && !pool_pattern(p, 511));
     g_assert(!pool_pattern_new(p, f->page, 1));
-    /* the one that is used no more can be had, and it alone */
+    /* only the one no longer used can be had */
     pool_user_drop(p, first[5]);
     g_assert(f->unindexed == 0);
     pool_user_drop(p, first[5]);
@@ -1863,7 +1851,7 @@ static void test_blocks(Fixture *f, gconstpointer data)
     g_assert(pool_pattern(p, first[4])->users == 2);
 }
 
-/* A pattern is of the node that is asked for; where there is none, no more. */
+/* A pattern is of the node asked for; without memory there, no more. */
 static void test_pattern_node(Fixture *f, gconstpointer data)
 {
     KsmPattern *t;
@@ -1890,7 +1878,7 @@ static unsigned run_of(Fixture *f, KsmPattern *t, unsigned want)
     return want;
 }
 
-/* It doubles when pages four times its size have mapped it, if need be. */
+/* It doubles when pages four times its size map it, if need be. */
 static void test_pattern_grows(Fixture *f, gconstpointer data)
 {
     KsmPool *p = &f->pool;
@@ -1927,7 +1915,7 @@ static void test_pattern_grows(Fixture *f, gconstpointer data)
     g_assert(file_blocks(f) == 512);
 }
 
-/* One run behind the other, and not where a slot is full. */
+/* One run after the other, skipping full slots. */
 static void test_pattern_spread(Fixture *f, gconstpointer data)
 {
     KsmPool *p = &f->pool;

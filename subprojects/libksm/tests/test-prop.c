@@ -7,14 +7,13 @@
  * threads read, write, copy, discard, free, unmerge and fork on random pages
  * and keep a shadow copy; regions are removed, unmapped and added; two engines
  * merge as fast as they can.  Every read is held against the shadow, and all
- * of it at the end.  prop-watch.c looks at how the engines get there.
+ * of it at the end.  prop-watch.c watches the engines' calls.
  *
- * A page and its shadow are changed under the page's lock, which the engine
- * knows nothing of: it may do anything to the page at any time.  Writers keep
- * to a window of the memory that moves, so that the rest is quiet for a while;
- * what they write is mostly copies of what is elsewhere, so that there is much
- * to merge.  The order of events depends on the scheduler: a seed repeats the
- * choices, not the run.
+ * A page and its shadow are changed under the page's lock, unknown to the
+ * engine, which may do anything to the page at any time.  Writers keep to a
+ * moving window, so that the rest is quiet for a while, and mostly copy what is
+ * elsewhere, so that there is much to merge.  A seed repeats the choices, not
+ * the run: the scheduler orders events.
  *
  * test-prop [--seconds N] [--seed N] [--threads N]
  */
@@ -41,9 +40,9 @@
 #define N_REGIONS 4
 #define N_ENGINES 2
 #define MAX_THREADS 64
-#define DICTIONARY 96       /* page contents that occur again and again */
+#define DICTIONARY 96       /* contents that occur again and again */
 #define MAX_RANGE 600       /* pages of one operation: over a chunk */
-#define WINDOW 1024         /* pages a writer keeps to for a while */
+#define WINDOW 1024         /* where a writer stays for a while */
 #define DECAY_NS UINT64_C(200000000)
 
 typedef enum Op {
@@ -56,7 +55,7 @@ static const char *const op_names[OP_MAX] = {
     "unmerges", "forks",
 };
 
-/* How often each is chosen, of their sum. */
+/* Relative frequencies. */
 static const unsigned op_weights[OP_MAX] = {
     400, 300, 120, 120, 20, 20, 10, 1,
 };
@@ -131,7 +130,7 @@ static char *shadow_of(size_t page)
     return T.shadow + page * PAGE;
 }
 
-/* The page at an address of the engines' memory; T.n: none of it. */
+/* The page at an address; T.n: none. */
 static size_t page_of(const void *addr)
 {
     for (int i = 0; i < N_REGIONS; i++) {
@@ -170,7 +169,7 @@ static bool all_zero(const char *page)
     return !page[0] && !memcmp(page, page + 1, PAGE - 1);
 }
 
-/* Is what should be at @page somewhere else instead? */
+/* Is the content of @page somewhere else instead? */
 static void print_elsewhere(size_t page)
 {
     for (size_t i = 0; i < T.n; i++) {
@@ -212,7 +211,7 @@ static void check_page(size_t page, const char *when)
         return;
     }
     if (memcmp(mem, shadow_of(page), PAGE)) {
-        /* a freed page may have turned to zeroes just now: look again */
+        /* a freed page may have become zeroes just now */
         __atomic_signal_fence(__ATOMIC_SEQ_CST);
         if (!T.freed[page] || !all_zero(mem)) {
             fail(page, when);
@@ -236,7 +235,7 @@ static void unlock_range(size_t page, size_t n)
     }
 }
 
-/* A log is told of a write after it: the engine may look in between. */
+/* A log is told after the write: the engine may look in between. */
 static void mark_dirty(size_t page)
 {
     Area *a = area_of(page);
@@ -302,7 +301,7 @@ static void op_write(uint64_t *seed, size_t page, size_t n)
     mem = (uint64_t *)mem_of(page);
     shadow = (uint64_t *)shadow_of(page);
     if (T.freed[page]) {
-        /* from this write on it is one or the other for good */
+        /* from now on it is one or the other for good */
         __atomic_store_n(&mem[word], value, __ATOMIC_SEQ_CST);
         shadow[word] = value;
         if (memcmp(mem, shadow, PAGE)) {
@@ -323,9 +322,8 @@ static void op_write(uint64_t *seed, size_t page, size_t n)
 }
 
 /*
- * Holds on to what was just written, now and then for longer than it takes to
- * merge a chunk: a write that went to a page which was being replaced is lost
- * soon or never.
+ * Looks at what it wrote, sometimes for longer than merging a chunk takes: a
+ * write to a page being replaced is lost soon or never.
  */
 static void linger(uint64_t *seed, size_t page, size_t n, const char *when)
 {
@@ -371,7 +369,7 @@ static void op_copy(uint64_t *seed, size_t page, size_t n)
     if (from < page + n && page < from + n) {
         return;
     }
-    /* always the lower range first: no deadlock */
+    /* the lower range first: no deadlock */
     lock_range(MIN(from, page), n);
     lock_range(MAX(from, page), n);
     for (size_t i = 0; i < n; i++) {
@@ -394,7 +392,7 @@ static void op_copy(uint64_t *seed, size_t page, size_t n)
 
 static void check_result(int result, const char *what)
 {
-    /* a device may be busy just then: called again */
+    /* a busy device: called again */
     if (result && result != -ENOMEM && result != -EBUSY) {
         printf("Bail out! %s: %s; seed %" PRIu64 "\n", what,
                strerror(-result), T.seed);
@@ -403,7 +401,6 @@ static void check_result(int result, const char *what)
     }
 }
 
-/* Discard, free hint, unmerge: those that go through the engine. */
 static void op_engine(Op op, size_t page, size_t n)
 {
     Area *a = area_of(page);
@@ -481,7 +478,7 @@ static void op_fork(uint64_t *seed, size_t page, size_t n)
     if (pid == 0) {
         _exit(check_child(seed, page, n));
     }
-    /* the parent's pages go on living while the child looks at its own */
+    /* the parent's pages change meanwhile */
     for (size_t i = page; i < page + n; i++) {
         check_page(i, "after a fork");
     }
@@ -512,11 +509,10 @@ static Op choose_op(uint64_t *seed)
 static void do_op(uint64_t *seed, Op op, size_t page)
 {
     Area *a = area_of(page);
-    /* short ranges are common, long ones happen */
+    /* short ranges are common */
     size_t n = below(seed, 4) ? 1 + below(seed, 24)
                               : 1 + below(seed, MAX_RANGE);
 
-    /* within the area */
     n = MIN(n, a->first + a->n - page);
     switch (op) {
     case OP_READ:
@@ -553,7 +549,7 @@ static void *writer(void *opaque)
             window = below(&seed, T.n - WINDOW);
             usleep(below(&seed, 20000));
         }
-        /* mostly in the window, now and then anywhere */
+        /* mostly in the window */
         page = below(&seed, 64) ? window + below(&seed, WINDOW)
                                 : below(&seed, T.n);
         do_op(&seed, choose_op(&seed), page);
@@ -641,7 +637,7 @@ static void area_map(Area *a)
     madvise(p, len, a->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 }
 
-/* Takes a region away and gives it back, sometimes with fresh memory. */
+/* Takes a region away and gives it back, sometimes with new memory. */
 static void area_cycle(uint64_t *seed, Area *a)
 {
     bool remap = below(seed, 3) == 0;
@@ -650,7 +646,7 @@ static void area_cycle(uint64_t *seed, Area *a)
     if (remap) {
         lock_range(a->first, a->n);
         area_remove(a, KSM_REMOVE_FORGET);
-        /* not unmapped first: another thread might map there */
+        /* not unmapped first: other threads might map there */
         area_map(a);
         memset(shadow_of(a->first), 0, a->n * PAGE);
         memset(T.freed + a->first, 0, a->n);
@@ -679,7 +675,6 @@ static void check_stats(KsmEngine *engine)
     g_assert(stats.pages_shared <= stats.pages_total);
 }
 
-/* What an owner does now and then. */
 static void *manager(void *opaque)
 {
     uint64_t seed = T.seed * 1000 + 999;
@@ -725,7 +720,7 @@ static void *stepper(void *opaque)
         int64_t wait = ksm_step(engine, below(&seed, 20000000));
 
         if (wait) {
-            /* sooner than asked: as much merging as there can be */
+            /* sooner than asked: as much merging as possible */
             usleep(below(&seed, 2000));
         }
     }
@@ -783,7 +778,7 @@ static void make_engines(void)
             printf("1..0 # SKIP %s\n", error->message);
             exit(77);
         }
-        /* what is free is given back while it is being written again */
+        /* freed memory is given back while it is written again */
         ksm_freer_set_decay(T.engines[i]->freer, DECAY_NS);
     }
 }
@@ -827,7 +822,7 @@ static void check_all(const char *when)
     }
 }
 
-/* Nobody writes any more: what can be merged must be. */
+/* Without writers, what can be merged must be. */
 static void check_merges(void)
 {
     KsmEngine *engine = T.engines[0];

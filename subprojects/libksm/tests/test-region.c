@@ -14,8 +14,8 @@
 #include "util.h"
 
 /*
- * Regions of memory that is made up: /proc/self/smaps says what it is, and
- * all that is done to it is noted.
+ * Regions of made-up memory: /proc/self/smaps describes it, and all that is
+ * done to it is noted.
  */
 #define MADE ((char *)(CHUNK * 1000 + 100 * PAGE))
 #define MADE_PAGES 1000u
@@ -191,7 +191,7 @@ static void made_end(KsmRegion *r)
     prim = prim_real;
 }
 
-/* Of @n pages; NULL if it is not admitted, and that because of @why. */
+/* Of @n pages; NULL if refused because of @why. */
 static KsmRegion *made_region(size_t n, const char *why)
 {
     static const KsmRegionOps ops = { .mapped = made_owner };
@@ -216,7 +216,7 @@ static KsmRegion *made_region(size_t n, const char *why)
 #define ANON "rw-p 00000000 00:00 0 "
 #define USUAL "rd wr mr mw me ac"
 
-/* One mapping of the region, of pages 0 to 15; what is next to it. */
+/* One mapping of the region, pages 0 to 15, and its neighbours. */
 static void test_mapping(void)
 {
     static const struct {
@@ -261,7 +261,7 @@ static void test_mapping(void)
     }
 }
 
-/* What the mappings cover, of pages 0 to 15, and that they are alike. */
+/* Mappings that cover pages 0 to 15 must be alike. */
 static void test_mappings(void)
 {
     static const struct {
@@ -297,7 +297,7 @@ static void test_mappings(void)
     }
 }
 
-/* The file cannot be opened, or read, or it ends too early. */
+/* The file cannot be opened or read, or ends too early. */
 static void test_smaps_fails(void)
 {
     made_start();
@@ -323,7 +323,7 @@ static void test_smaps_fails(void)
     made_end(made_region(16, NULL));
 }
 
-/* What is mapped anew is as what was there before. */
+/* What is mapped anew has the old attributes. */
 static void test_attributes(void)
 {
     static const struct {
@@ -348,7 +348,7 @@ static void test_attributes(void)
         made.policy = cases[i].policy;
         made.policy_ret = cases[i].policy_ret;
         made_mapping(0, 16, ANON, cases[i].flags);
-        /* the first mapping's: those of others are not asked for */
+        /* only the first mapping's are asked for */
         made_mapping(16, 32, ANON, cases[i].behind);
         r = made_region(32, NULL);
         g_assert(attr_map_anonymous(r, page_addr(r, r->n_pages - 512 + 107),
@@ -361,7 +361,7 @@ static void test_attributes(void)
     }
 }
 
-/* Mapping fails: tried again, for as long as there is a hole otherwise. */
+/* A failed mapping is repeated for as long as there is a hole. */
 static void test_map_fails(void)
 {
     static const struct {
@@ -393,7 +393,7 @@ static void test_map_fails(void)
     }
 }
 
-/* All pages are new, but for those outside; where there is no memory, none. */
+/* All pages are new, except outside; without memory, none. */
 static void test_state(void)
 {
     unsigned maps = 1;
@@ -415,7 +415,6 @@ static void test_state(void)
             g_assert(page_state(r, 100) == PAGE_NEW);
             g_assert(page_state(r, 1099) == PAGE_NEW);
             g_assert(page_state(r, 1100) == PAGE_OUTSIDE);
-            /* nothing is known of when it was written */
             g_assert(r->n_written == MADE_PAGES);
             g_assert(r->chunk[0].written == 412 && r->chunk[0].fresh == 412);
             g_assert(r->chunk[2].written == 76);
@@ -438,13 +437,12 @@ static void made_and_refused(void *opaque)
     made_end(made_region(16, "locked"));
 }
 
-/* Neither what was refused nor what was had is left on the heap. */
+/* No refused or former region is left on the heap. */
 static void test_leaks(void)
 {
     g_assert(!util_leaks(made_and_refused, NULL, 100));
 }
 
-/* A counter that drifts is found. */
 static void test_check(void)
 {
     if (g_test_subprocess()) {

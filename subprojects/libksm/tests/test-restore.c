@@ -38,7 +38,6 @@ static bool lock_is_free(const Rooms *f)
     return f->lock.next == f->lock.serving;
 }
 
-/* A device is plugged in. */
 static int h_protect(const UffdRange *range, bool on)
 {
     int ret = prim_real.uffd_protect(range, on);
@@ -64,7 +63,7 @@ static int h_remap(void *from, size_t len, void *to)
     return prim_real.remap(from, len, to);
 }
 
-/* Nobody sleeps with the lock: others get what they ask for. */
+/* Nobody sleeps with the lock: others can have it. */
 static void h_pause(unsigned us)
 {
     g_assert(lock_is_free(h.f));
@@ -87,7 +86,7 @@ typedef struct Scene {
     KsmRegion *ra, *rb;
 } Scene;
 
-/* Merged, and then part of a written, with what other pages hold. */
+/* Merged, then part of a rewritten with what other pages hold. */
 static bool scene_start(Scene *s)
 {
     if (!rooms_open(&s->f, KSM_DIRTY_PAGEMAP, ROOMS_SHARING)) {
@@ -136,8 +135,8 @@ static void scene_end(Scene *s)
 }
 
 /*
- * Scan found that it may, and just then a device is told where memory is:
- * pages that were copied stay where they are, others do not have to.
+ * A device comes just as scan is about to restore: copied pages stay where they
+ * are, others need not.
  */
 static void test_scan(gconstpointer data)
 {
@@ -156,7 +155,6 @@ static void test_scan(gconstpointer data)
     g_assert(h.remaps == 2);
     g_assert(s.ra->count[PAGE_NEW] == 512 - BROKEN);
     mem_check(s.a);
-    /* it is gone again */
     h.busy = s.a->busy = false;
     h.inhibited = s.a->inhibited = NULL;
     g_assert(rooms_restore(&s.f, s.ra, 0, 512) == 0);
@@ -166,7 +164,7 @@ static void test_scan(gconstpointer data)
     scene_end(&s);
 }
 
-/* A device that goes on for ever: the owner is told, and nobody else waits. */
+/* A device stays busy: the owner is told, and nobody else waits. */
 static void test_unmerge_busy(void)
 {
     Scene s;
@@ -177,13 +175,13 @@ static void test_unmerge_busy(void)
     s.a->busy = true;
     g_assert(rooms_unmerge(&s.f, s.ra, 0, PAGES) == -EBUSY);
     g_assert(h.pauses > 0 && h.pauses < 100);
-    /* of what may be written to nothing was replaced; of the rest all was */
+    /* nothing a device may write was replaced, all the rest was */
     g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == BROKEN);
     mem_check(s.a);
     scene_end(&s);
 }
 
-/* What is unmerged stays so, even if merging goes on meanwhile. */
+/* What is unmerged stays so, though merging goes on. */
 static void test_unmerge_step(void)
 {
     Scene s;
@@ -198,7 +196,6 @@ static void test_unmerge_step(void)
     g_assert(h.pauses == 5);
     g_assert(s.ra->count[PAGE_MERGED] + s.ra->count[PAGE_BROKEN] == 0);
     mem_check(s.a);
-    /* and afterwards it may be merged again */
     prim.pause = prim_real.pause;
     for (unsigned i = 0; i < 20 && !s.ra->count[PAGE_MERGED]; i++) {
         rooms_passes(&s.f, 1);
@@ -207,7 +204,7 @@ static void test_unmerge_step(void)
     scene_end(&s);
 }
 
-/* Inhibited, as it is when the owner unmerges: that is no reason not to. */
+/* Owners unmerge under inhibition: that must not stop it. */
 static void test_unmerge_inhibited(void)
 {
     Scene s;
@@ -222,7 +219,6 @@ static void test_unmerge_inhibited(void)
     scene_end(&s);
 }
 
-/* The lock is given up between chunks. */
 static void test_unmerge_turns(void)
 {
     uint64_t turns;
@@ -265,7 +261,7 @@ static bool is_readable(const char *page)
     return readable;
 }
 
-/* Unmerging does not read what has failed, and does not make it zeroes. */
+/* Unmerging does not read failed pages or make them zeroes. */
 static void test_unmerge_failed(gconstpointer data)
 {
     const size_t bad = GPOINTER_TO_UINT(data);
@@ -287,7 +283,7 @@ static void test_unmerge_failed(gconstpointer data)
     scene_end(&s);
 }
 
-/* Unmerging around what a device has may not take every mapping there is. */
+/* Unmerging around a device's pages must not take all mappings. */
 static void test_mappings(void)
 {
     const size_t room = 300;
@@ -321,14 +317,13 @@ static bool is_mapped(void *page)
     return mincore(page, PAGE, &resident) == 0;
 }
 
-/* Pauses with the lock, as who waits for the kernel does. */
 static void pause_not(unsigned us)
 {
 }
 
 /*
- * The kernel does not move the copy to where it belongs: then all is as it was,
- * writers go on, and nothing is left of the copy.
+ * The kernel does not move the copy home: all is as it was, writers go on, and
+ * the copy is gone.
  */
 static void test_remap_fails(gconstpointer data)
 {
@@ -354,7 +349,7 @@ static void test_remap_fails(gconstpointer data)
     scene_end(&s);
 }
 
-/* It fails halfway: nothing is mapped there, and the copy is all there is. */
+/* A remap fails halfway: the copy is all there is. */
 static void test_remap_gap(void)
 {
     Scene s;
@@ -380,8 +375,8 @@ static uint64_t clock_stands(void)
 #define ROOM_LEFT   256u    /* mappings that restoring around a device spares */
 
 /*
- * Each page that is restored between two that stay takes two mappings: as many
- * are restored as there are mappings for, and no more.
+ * Each page restored between two that stay takes two mappings: no more are
+ * restored than there are mappings for.
  */
 static void test_mappings_few(void)
 {
@@ -431,7 +426,7 @@ int main(int argc, char **argv)
     g_test_add_func("/restore/unmerge/turns", test_unmerge_turns);
     g_test_add_data_func("/restore/unmerge/failed", GUINT_TO_POINTER(700),
                          test_unmerge_failed);
-    /* nothing before it in its run says that this is not of zeroes */
+    /* nothing before it in its run tells it from zeroes */
     g_test_add_data_func("/restore/unmerge/failed-first",
                          GUINT_TO_POINTER(512), test_unmerge_failed);
     g_test_add_func("/restore/mappings", test_mappings);

@@ -4,8 +4,8 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * What is merged to what, how often memory is looked at, and when it is left
- * alone.  Leaves to others: that memory keeps its bytes whatever happens
- * (test-engine, test-merge, test-fault, test-prop).
+ * alone.  That memory keeps its bytes is for others (test-engine, test-merge,
+ * test-fault, test-prop).
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -61,7 +61,6 @@ static void scene_end(Scene *s)
     util_remove(s->r);
     mem_check(s->m);
     g_assert(util_stats(s->e).pages_shared == 0);
-    /* nor is any page of it known by its content */
     g_assert(s->e->content.index.count == 0);
     ksm_engine_free(s->e);
     mem_free(s->m);
@@ -69,7 +68,7 @@ static void scene_end(Scene *s)
 
 /* --- mappings --- */
 
-/* What the program may come to need is left to it, and the reason is told. */
+/* Mappings are left to the program, and the reason is told. */
 static void test_vma_reserve(void)
 {
     size_t room = 3000;
@@ -79,7 +78,7 @@ static void test_vma_reserve(void)
     if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
         return;
     }
-    /* every other page is equal, none of them in a run */
+    /* every other page is equal: no runs */
     for (unsigned i = 0; i < PAGES; i++) {
         mem_fill(s.m, i, i % 2 ? 10000 + i : 1 + i % 512);
     }
@@ -110,7 +109,7 @@ static void test_vma_reserve(void)
     scene_end(&s);
 }
 
-/* So few mappings are left that even the longest runs are not mapped. */
+/* Too few mappings are left even for the longest runs. */
 static void test_vma_few(void)
 {
     for (unsigned left = 63; left <= 64; left++) {
@@ -137,10 +136,7 @@ static void test_vma_few(void)
 
 /* --- which chunks are visited --- */
 
-/*
- * Memory that is populated after all was quiet: whatever part of a chunk it
- * is, and wherever the region begins.
- */
+/* Populated memory that was quiet: any part of a chunk, any start. */
 static void test_populated(gconstpointer data)
 {
     static const struct {
@@ -178,7 +174,7 @@ static void test_populated(gconstpointer data)
 
 static Scene *crowded;
 
-/* As a quiet chunk is looked at, the queue of ripe ones becomes full. */
+/* Fills the queue of ripe chunks while a quiet one is looked at. */
 static ssize_t crowd_pagemap(PmScan *scan)
 {
     KsmScan *s = &crowded->e->scan;
@@ -195,7 +191,7 @@ static ssize_t crowd_pagemap(PmScan *scan)
     return prim_real.pagemap(scan);
 }
 
-/* A chunk that found no room in the queue is visited in the next pass. */
+/* A chunk without room in the queue is visited in the next pass. */
 static void test_queue_full(void)
 {
     Scene s;
@@ -218,10 +214,7 @@ static void test_queue_full(void)
 
 /* --- runs --- */
 
-/*
- * Content that repeats, whatever its period: one copy of it is kept, or a few
- * where a slot may not have more users.
- */
+/* Content of any period keeps one copy, or a few where slots are full. */
 static void test_periods(void)
 {
     static const unsigned period[] = { 2, 3, 16, 100, 511, 512, 700 };
@@ -250,10 +243,7 @@ static void test_periods(void)
     }
 }
 
-/*
- * Free slots lie about, a few at a time.  What is copied as one run goes where
- * it stays one, for each costs a mapping.
- */
+/* Each run costs a mapping: copies go where free slots keep it whole. */
 static void test_runs_whole(void)
 {
     Scene s;
@@ -289,7 +279,7 @@ static void *count_maps(void *addr, size_t len, int prot, int flags, int fd,
     return prim_real.map(addr, len, prot, flags, fd, offset);
 }
 
-/* For whoever else has page tables: what is told is mapped, and readable. */
+/* For others with page tables: what is told is mapped and readable. */
 static void count_prefaults(void *opaque, void *addr, size_t len)
 {
     const Mem *m = opaque;
@@ -301,7 +291,7 @@ static void count_prefaults(void *opaque, void *addr, size_t len)
     g_assert(mem_anonymous(m, page, n) == 0);
 }
 
-/* A run is mapped by one call, and told of by one, whatever its length. */
+/* One call maps a run and one tells of it, whatever its length. */
 static void test_runs_calls(void)
 {
     const KsmRegionOps ops = { .prefault = count_prefaults };
@@ -328,7 +318,7 @@ static void test_runs_calls(void)
     scene_end(&s);
 }
 
-/* What a page costs is measured where many are isolated at once. */
+/* Page costs are measured where many are isolated at once. */
 static void test_measured(void)
 {
     for (unsigned n = 2 * SPAN_MIN - 1; n <= 2 * SPAN_MIN; n++) {
@@ -386,7 +376,7 @@ static ssize_t touch_pagemap(PmScan *scan)
     return prim_real.pagemap(scan);
 }
 
-/* Counts what would change how memory is mapped, or cost the guest faults. */
+/* Counts calls that remap memory or would cost the guest faults. */
 static void touches_count(bool on)
 {
     touched = 0;
@@ -415,8 +405,8 @@ static void scene_rest(Scene *s, Rest rest, bool on)
 }
 
 /*
- * While a region rests what its pages no longer use goes back to the kernel,
- * and is not claimed to be saved; nothing else happens.
+ * A resting region gives unused pages back to the kernel, does not claim them
+ * as saved, and does nothing else.
  */
 static void rest_accounts(KsmDirtySource dirty, Rest rest)
 {
@@ -442,7 +432,7 @@ static void rest_accounts(KsmDirtySource dirty, Rest rest)
     after = util_stats(s.e);
     g_assert(after.pages_sharing == 1536 - 512 - 768);
     g_assert(after.cow_broken == 512);
-    /* all of it, equal to each other: still nothing is merged */
+    /* all equal to each other: still nothing is merged */
     mem_fill_run(s.m, 0, PAGES, 7, 0);
     for (unsigned i = 0; i < 100; i++) {
         ksm_step(s.e, 1000000000);
@@ -472,7 +462,7 @@ static void test_rest(gconstpointer data)
     rest_accounts(GPOINTER_TO_INT(data), REST_OFF);
 }
 
-/* Switched off at any point of a pass: nothing is touched from then on. */
+/* Switched off anywhere in a pass: nothing is touched from then on. */
 static void test_rest_midway(gconstpointer data)
 {
     unsigned ripe = 0;
@@ -492,7 +482,7 @@ static void test_rest_midway(gconstpointer data)
 
         ksm_step(s.e, 1);
         if (!s.e->scan.n_ripe && i % 5) {
-            continue;   /* what rests is passed over: let a pass be made */
+            continue;   /* a pass skips what rests */
         }
         ripe |= s.e->scan.n_ripe;
         merged = util_stats(s.e).merged;
@@ -511,7 +501,7 @@ static void test_rest_midway(gconstpointer data)
     scene_end(&s);
 }
 
-/* What was freed lazily is not given back while the region rests. */
+/* A resting region does not give back what was freed lazily. */
 static void test_rest_settle(void)
 {
     KsmStats stats;
@@ -560,7 +550,7 @@ static bool scene_merged(Scene *s, KsmDirtySource dirty)
     return true;
 }
 
-/* Passes until @n pages are saved; false: that does not come. */
+/* False: @n pages are never saved. */
 static bool passes_until(Scene *s, uint64_t n)
 {
     for (unsigned i = 0; i < 12 * CHECK_PASSES; i++) {
@@ -576,7 +566,7 @@ static bool passes_until(Scene *s, uint64_t n)
     return false;
 }
 
-/* Short runs that are rewritten with what they held are merged again. */
+/* Short runs rewritten with what they held are merged again. */
 static void test_broken_equal(gconstpointer data)
 {
     Scene s;
@@ -587,7 +577,6 @@ static void test_broken_equal(gconstpointer data)
     for (unsigned i = 16; i < 1024; i += 128) {
         mem_fill_run(s.m, i, 8, 1 + i, 1);
     }
-    /* noticed, and counted as what it is */
     util_passes(s.e, CHECK_PASSES);
     g_assert(util_stats(s.e).pages_sharing == 1024 - 64);
     g_assert(util_stats(s.e).reasons[KSM_REASON_COW_BROKEN] == 64);
@@ -613,7 +602,7 @@ static void test_broken_among(gconstpointer data)
     if (!scene_merged(&s, GPOINTER_TO_INT(data))) {
         return;
     }
-    /* now the one part is anonymous, and knows nothing of the other's */
+    /* one part is anonymous now, and knows nothing of the other's */
     g_assert(ksm_discard(s.r, 512 * PAGE, 512 * PAGE) == 0);
     mem_gone(s.m, 512, 512);
     mem_fill_run(s.m, 100, 16, 7000, 1);
@@ -623,7 +612,7 @@ static void test_broken_among(gconstpointer data)
     scene_end(&s);
 }
 
-/* Zeroes go back to the kernel, and so do the mappings they were in. */
+/* Zeroes, and the mappings they were in, go back to the kernel. */
 static void test_broken_zeroes(gconstpointer data)
 {
     size_t mappings;
@@ -638,7 +627,7 @@ static void test_broken_zeroes(gconstpointer data)
     g_assert(util_stats(s.e).zero_pages == 12);
     g_assert(mem_present(s.m, 300, 12) == 0);
     mem_check(s.m);
-    /* three mappings now; the one behind goes, too, and it is one again */
+    /* three mappings now; without the one behind it is one again */
     mappings = mem_mappings(s.m);
     g_assert(mappings >= 4);
     mem_fill_run(s.m, 312, 712, 0, 0);
@@ -659,7 +648,6 @@ static int count_remap(void *from, size_t len, void *to)
     return prim_real.remap(from, len, to);
 }
 
-/* What is written again and again is not restored again and again. */
 static void test_broken_churn(gconstpointer data)
 {
     unsigned rounds = 100, early = 0;
@@ -671,14 +659,14 @@ static void test_broken_churn(gconstpointer data)
     remaps = 0;
     prim.remap = count_remap;
     for (unsigned i = 0; i < rounds; i++) {
-        mem_fill_run(s.m, 64, 16, 65, 1);   /* what it held before */
+        mem_fill_run(s.m, 64, 16, 65, 1);
         util_passes(s.e, 5 * CHECK_PASSES);
         early = i == 9 ? remaps : early;
     }
     g_test_message("restored %u times in %u rounds, %u in the first 10",
                    remaps, rounds, early);
     g_assert(early > 0 && remaps < rounds / 4);
-    /* while it is written all the time, not at all */
+    /* never while it is written all the time */
     remaps = 0;
     for (unsigned i = 0; i < 20 * CHECK_PASSES; i++) {
         mem_fill_run(s.m, 64, 16, 80000 + i, 1);
@@ -686,7 +674,7 @@ static void test_broken_churn(gconstpointer data)
     }
     g_assert(remaps == 0);
     prim.remap = prim_real.remap;
-    /* and when it has come to rest, it is merged after all */
+    /* once it rests it is merged after all */
     mem_fill_run(s.m, 64, 16, 65, 1);
     for (unsigned i = 0; i < 6 && !passes_until(&s, 1024); i++) {
         g_assert(i < 5);
@@ -694,7 +682,7 @@ static void test_broken_churn(gconstpointer data)
     scene_end(&s);
 }
 
-/* Owners say no, discard and free: broken pages are as others. */
+/* Owners refuse, discard and free broken pages as any others. */
 static void test_broken_owner(gconstpointer data)
 {
     Scene s;
@@ -725,7 +713,7 @@ static void test_broken_owner(gconstpointer data)
     scene_end(&s);
 }
 
-/* A log tells that a page is written, though with what it holds already. */
+/* A log reports a write even of what the page holds already. */
 static void test_broken_log(void)
 {
     Scene s;
@@ -744,7 +732,7 @@ static void test_broken_log(void)
     scene_end(&s);
 }
 
-/* Who has no busy op was not asked: nothing is restored. */
+/* Without a busy op nothing is restored. */
 static void test_broken_unasked(void)
 {
     KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
@@ -782,7 +770,7 @@ static uint64_t runs_counted(Scene *s)
     return s->r->runs;
 }
 
-/* Where mappings begin and end is known after their pages were written. */
+/* Ends of mappings stay known after their pages were written. */
 static void test_broken_runs(void)
 {
     /* one mapping each, for the slots are not neighbours */
@@ -817,7 +805,7 @@ static void test_broken_runs(void)
     }
     g_assert(util_stats(s.e).reasons[KSM_REASON_COW_BROKEN] ==
              G_N_ELEMENTS(written));
-    /* a page in the middle goes: the mapping falls into two */
+    /* without a page in its middle the mapping falls into two */
     g_assert(ksm_discard(s.r, 40 * PAGE, PAGE) == 0);
     mem_gone(s.m, 40, 1);
     g_assert(runs_counted(&s) == runs);
@@ -828,7 +816,7 @@ static void test_broken_runs(void)
     scene_end(&s);
 }
 
-/* Pages equal to broken ones that will not be restored: no copy is made. */
+/* No copy is made of pages equal only to broken ones that stay. */
 static void test_broken_lonely(void)
 {
     KsmStats stats;
@@ -852,7 +840,7 @@ static void test_broken_lonely(void)
     scene_end(&s);
 }
 
-/* Looked at less and less often while it is equal to nothing; but looked at. */
+/* Pages equal to nothing are looked at less and less often. */
 static void test_broken_late(gconstpointer data)
 {
     uint64_t scanned;
@@ -874,7 +862,7 @@ static void test_broken_late(gconstpointer data)
     scene_end(&s);
 }
 
-/* Broken, quiet and equal to what is in the pool; and nothing is restored. */
+/* Broken, quiet and equal to the pool's; nothing is restored. */
 static bool scene_quiet(Scene *s, size_t page, size_t n)
 {
     if (!scene_merged(s, KSM_DIRTY_PAGEMAP)) {
@@ -894,8 +882,8 @@ static bool pays(Scene *s, size_t page)
 }
 
 /*
- * What restoring pays: a page saved is worth PAGE_WORTH_NS, of which 2 us
- * are what it costs; the run has its costs whatever its length.
+ * A saved page is worth PAGE_WORTH_NS and costs 2 us of that; a run costs the
+ * same at any length.
  */
 static void test_broken_pays(void)
 {
@@ -913,7 +901,7 @@ static void test_broken_pays(void)
     *cost[0] = 20000;
     *cost[1] = 15000;
     *cost[2] = worth - DROP_NS - 35000;
-    /* wherever in the run the page is, for all of it is restored */
+    /* at any page of the run, for all of it is restored */
     for (size_t i = at; i < at + n; i++) {
         g_assert(pays(&s, i));
     }
@@ -949,9 +937,8 @@ static int note_remap(void *from, size_t len, void *to)
 }
 
 /*
- * A run is restored from its first page that is equal to something to its last
- * one, if what is between them is less than what they are worth; zeroes apart
- * from other content.
+ * A run is restored from its first equal page to its last one, if they are
+ * worth more than what is between; zeroes apart from other content.
  */
 static void test_broken_run(void)
 {
@@ -975,18 +962,18 @@ static void test_broken_run(void)
     g_assert(restored.at[0].page == 500 && restored.at[0].pages == 12);
     g_assert(restored.at[1].page == 512 && restored.at[1].pages == 50);
     g_assert(restored.at[2].page == 572 && restored.at[2].pages == 8);
-    /* 10 in anonymous memory now, 10 still broken */
+    /* 10 are anonymous now, 10 still broken */
     util_passes(s.e, CHECK_PASSES);
     g_assert(s.r->count[PAGE_BROKEN] == 10);
     g_assert(util_stats(s.e).zero_pages == 8);
     g_assert(util_stats(s.e).pages_sharing == 1024 - 28);
-    /* those 10 are tracked again as any others: a write is noticed */
+    /* those 10 are tracked again: a write is noticed */
     mem_fill_run(s.m, 532, 10, 533, 1);
     g_assert(passes_until(&s, 1024 - 28 + 8 + 10));
     scene_end(&s);
 }
 
-/* Time goes where it belongs: looking is scanning, restoring is merging. */
+/* Looking is scan time, restoring is merge time. */
 static void test_broken_time(void)
 {
     uint64_t scan, merge;
@@ -1004,13 +991,13 @@ static void test_broken_time(void)
     broken_look(s.e, s.r, 0);
     g_assert(s.e->total.scan_time > scan);
     g_assert(s.e->total.merge_time == merge);
-    /* it is time for restoring, were the device not at it */
+    /* time to restore, were the device not busy */
     scan = s.e->total.scan_time;
     broken_look(s.e, s.r, 0);
     g_assert(s.e->total.scan_time > scan);
     g_assert(s.e->total.merge_time > merge);
     g_assert(s.r->chunk[0].restored == 2 && s.r->chunk[0].calm == 4);
-    /* and nothing at all in other passes */
+    /* and nothing in other passes */
     scan = s.e->total.scan_time;
     merge = s.e->total.merge_time;
     s.e->scan.pass++;
@@ -1021,7 +1008,7 @@ static void test_broken_time(void)
     scene_end(&s);
 }
 
-/* Written now: looks at what is broken until it is restored; 0: it is not. */
+/* Looks at a page written now until it is restored; 0: it is not. */
 static unsigned looks_needed(Scene *s)
 {
     uint64_t written;
@@ -1029,7 +1016,7 @@ static unsigned looks_needed(Scene *s)
     g_assert(passes_until(s, 1024));
     written = s->e->scan.pass;
     restored.n = 0;
-    mem_fill_run(s->m, 64, 16, 65, 1);  /* what it held before */
+    mem_fill_run(s->m, 64, 16, 65, 1);
     for (unsigned i = 0; i < 40 * CHECK_PASSES && !restored.n; i++) {
         util_passes(s->e, 1);
     }
@@ -1039,8 +1026,8 @@ static unsigned looks_needed(Scene *s)
 }
 
 /*
- * Twice as many looks each time, up to 32, if what was restored was written
- * again soon; half as many if it was not.
+ * Looks double, up to 32, if what was restored was soon written again, and
+ * halve if not.
  */
 static void test_broken_backoff(void)
 {
@@ -1058,7 +1045,7 @@ static void test_broken_backoff(void)
     for (unsigned i = 0; i < G_N_ELEMENTS(looks); i++) {
         g_assert(looks_needed(&s) == looks[i]);
     }
-    /* as if it had been broken for long: looks are counted up to 255 */
+    /* as if broken for long: looks are counted up to 255 */
     for (unsigned i = 0; i < 2; i++) {
         c->calm = 255;
         g_assert(looks_needed(&s) == 2);
@@ -1077,7 +1064,6 @@ static struct {
     bool busy;
 } plugged;
 
-/* A device is plugged in. */
 static int plug_protect(const UffdRange *range, bool on)
 {
     int ret = prim_real.uffd_protect(range, on);
@@ -1089,7 +1075,7 @@ static int plug_protect(const UffdRange *range, bool on)
     return ret;
 }
 
-/* Until pages are restored, or there were many occasions to. */
+/* Until pages are restored, or could have been many times. */
 static void passes_restore(Pair *p)
 {
     for (unsigned i = 0; i < 40 && !remaps; i++) {
@@ -1097,10 +1083,7 @@ static void passes_restore(Pair *p)
     }
 }
 
-/*
- * Scan found that it may restore, and just then a device is told where memory
- * is: pages that were copied stay where they are.
- */
+/* A device comes just as scan is about to restore: copied pages stay. */
 static void test_broken_device(gconstpointer data)
 {
     const unsigned n = 128;
@@ -1131,7 +1114,6 @@ static void test_broken_device(gconstpointer data)
     g_assert(remaps == 0);
     g_assert(mem_anonymous(p.a, 100, n) == n);
     mem_check(p.a);
-    /* it is gone again */
     plugged.busy = p.a->busy = false;
     plugged.inhibited = p.a->inhibited = NULL;
     passes_restore(&p);
@@ -1158,7 +1140,7 @@ static int no_room(int fd, off_t offset, off_t len)
     return -ENOSPC;
 }
 
-/* Copies that found no room in the pool still know each other. */
+/* Copies without room in the pool still know each other. */
 static void test_no_room(void)
 {
     Scene s;
@@ -1186,10 +1168,7 @@ static ssize_t no_write(int fd, const void *buf, size_t len, off_t offset)
     return -ENOSPC;
 }
 
-/*
- * Only what was to be copied is kept: what stands beside it is merged with what
- * is in the pool already.
- */
+/* Only what was to be copied is kept: the pool's contents are merged. */
 static void test_no_room_among(gconstpointer data)
 {
     const bool late = GPOINTER_TO_INT(data);
@@ -1231,7 +1210,7 @@ static void test_no_room_among(gconstpointer data)
 
 /*
  * What a forked child may still map is kept, up to 128 MiB or an eighth of all
- * memory; beyond, no copies are made until it is given back.
+ * memory; beyond, copies have to wait.
  */
 static void test_leaked(void)
 {
@@ -1277,8 +1256,8 @@ static int count_faults(void *addr, size_t len, int advice)
 }
 
 /*
- * What could not be moved is made ours alone by a write fault; not while a
- * device is at it, which would be left with the old page.
+ * A write fault makes what cannot be moved ours alone; not while a device is
+ * busy, which would be left with the old page.
  */
 static void test_unshare(gconstpointer data)
 {
@@ -1304,7 +1283,7 @@ static void test_unshare(gconstpointer data)
     scene_end(&s);
 }
 
-/* A call that fails, for the region's memory, and what it was called for. */
+/* A call that fails, and what it was called for. */
 static struct {
     Scene *s;
     int code;
@@ -1404,8 +1383,8 @@ static void fails_end(void)
 }
 
 /*
- * The user is told what was lacking.  What is another's is not released: the
- * kernel would take it from whoever has it.
+ * The user is told what was lacking.  Another's memory is not released: the
+ * kernel would take it from him.
  */
 static void test_refused_why(void)
 {
@@ -1442,7 +1421,6 @@ static void test_refused_why(void)
         fails_end();
         stats = util_stats(s.e);
         g_assert(stats.merged == 0 && stats.isolations > 0);
-        /* what was not isolated is not put back */
         g_assert(fails.moved == 0);
         g_assert(stats.reasons[cases[i].why] >= 64);
         g_assert(!fails.released == !cases[i].release);
@@ -1488,7 +1466,7 @@ static int move_tried(int fd, void *to, void *from, size_t len, size_t *done)
     return n < len ? -EAGAIN : 0;
 }
 
-/* Each page that is busy for a moment is tried as often as any other. */
+/* All pages that are briefly busy are tried equally often. */
 static void test_tries(void)
 {
     Scene s;
@@ -1524,7 +1502,7 @@ static int move_invalid(int fd, void *to, void *from, size_t len,
     return -EINVAL;
 }
 
-/* Chunks that cannot be isolated do not send each other round for ever. */
+/* Chunks that cannot be isolated do not make each other retry for ever. */
 static void test_refused(void)
 {
     Scene s;
@@ -1533,7 +1511,7 @@ static void test_refused(void)
         return;
     }
     prim.uffd_move = move_invalid;
-    /* each of them stands in the index for half of what they have */
+    /* each is in the index for half of its pages */
     mem_fill_run(s.m, 0, 32, 1, 1);
     mem_fill_run(s.m, 512, 32, 33, 1);
     util_passes(s.e, 4);
@@ -1552,7 +1530,7 @@ static Scene *asked;
 static unsigned armed;      /* pages protected when a chunk was first seen */
 static size_t asked_page, asked_len;
 
-/* Nothing outside of the region; at first sight of a chunk, that chunk. */
+/* Nothing outside of the region; of a chunk first seen, that chunk. */
 static ssize_t arm_pagemap(PmScan *scan)
 {
     const Mem *m = asked->m;
@@ -1585,9 +1563,8 @@ static int arm_advise(void *addr, size_t len, int advice)
 }
 
 /*
- * A page that is protected without being asked for loses a write: that is
- * done to what is about to be looked at, and to nothing else, wherever the
- * region begins and ends.
+ * A page protected unasked loses a write: only what is about to be looked at is
+ * protected, wherever the region begins and ends.
  */
 static void test_arm(gconstpointer data)
 {
@@ -1611,9 +1588,9 @@ static void test_arm(gconstpointer data)
     util_passes(s.e, 4);
     prim.advise = prim_real.advise;
     g_assert(armed == PAGES);
-    /* without hashes there is no need for room to keep them */
+    /* without hashes no room is needed for them */
     g_assert(array_written == vm);
-    /* a page of one chunk is written as another is seen for the first time */
+    /* a page is written as another chunk is seen for the first time */
     ksm_discard(s.r, 0, 412 * PAGE);
     mem_gone(s.m, 0, 412);
     util_passes(s.e, 4);
@@ -1670,7 +1647,7 @@ static int write_ours(void *addr, size_t len, int advice)
     return prim_real.advise(addr, len, advice);
 }
 
-/* A write fault would copy what a child still has: those pages are left. */
+/* A write fault would copy what a child has: those pages are left. */
 static void test_unshare_ours(void)
 {
     static const KsmRegionOps ops = { .busy = note_busy };
@@ -1707,7 +1684,7 @@ static void test_unshare_ours(void)
 
 static unsigned looks[PAGES / CHUNK_PAGES];
 
-/* The chunk that is asked about; beyond the last: memory of the engine. */
+/* The chunk asked about; beyond the last: the engine's memory. */
 static size_t asked_chunk(const PmScan *scan)
 {
     return (scan->start - (uintptr_t)asked->m->addr) / CHUNK;
@@ -1722,8 +1699,8 @@ static ssize_t count_looks(PmScan *scan)
 }
 
 /*
- * While a region rests, a pass looks at a part of what is merged, the next
- * one at another; never at what is not merged.
+ * While a region rests, each pass looks at another part of what is merged;
+ * never at anything else.
  */
 static void test_rest_turns(gconstpointer data)
 {
@@ -1749,7 +1726,7 @@ static void test_rest_turns(gconstpointer data)
     }
     g_assert(looks[0] == 1 && looks[1] == 1 && looks[2] == 1);
     g_assert(looks[3] == 0);
-    /* what is all written, or all in use again, is no longer looked at */
+    /* what is all written, or in use again, is not looked at */
     mem_fill_run(s.m, 512, 1024, 9000, 1);
     util_passes(s.e, CHECK_PASSES);
     g_assert(util_stats(s.e).zero_pages == 0);
@@ -1762,7 +1739,7 @@ static void test_rest_turns(gconstpointer data)
 
 static unsigned turn, turns[PAGES / CHUNK_PAGES];
 
-/* In which order chunks are looked at, the first time each. */
+/* The order in which chunks are first looked at. */
 static ssize_t order_looks(PmScan *scan)
 {
     size_t chunk = asked_chunk(scan);
@@ -1786,7 +1763,7 @@ static void pass_order(Scene *s, size_t page)
     g_assert(turns[0] && turns[3]);
 }
 
-/* Where merging paid before, though little, comes first for a while. */
+/* Chunks where merging paid, however little, come first for a while. */
 static void test_order(void)
 {
     Scene s;
@@ -1817,7 +1794,7 @@ static void test_order(void)
 
 /* --- smart scan --- */
 
-/* Writes the page so often with what is nowhere else that it is left alone. */
+/* Writes unique content until the page is left alone. */
 static void make_old(Scene *s, size_t page)
 {
     for (unsigned i = 0; i < 7; i++) {
@@ -1836,7 +1813,7 @@ static uint64_t skips(Scene *s, size_t page, uint64_t content)
     return util_stats(s->e).pages_skipped - skipped;
 }
 
-/* One page that has others equal to it is too few to be merged. */
+/* A single page with equals is too few to be merged. */
 static void test_smart_equal(void)
 {
     Scene s;
@@ -1852,7 +1829,7 @@ static void test_smart_equal(void)
     make_old(&s, 1100);
     g_assert(skips(&s, 1100, 30000) == 8);
     g_assert(skips(&s, 1100, 30001) == 8);
-    /* both have met something equal, which is forgiven as if they were new */
+    /* both met something equal: forgiven as if they were new */
     mem_fill(s.m, 5, 40000);
     util_passes(s.e, 16);
     g_assert(skips(&s, 700, 40000) == 8);
@@ -1867,7 +1844,7 @@ static void test_smart_equal(void)
     scene_end(&s);
 }
 
-/* All ages are forgotten, those of the first page and of the last. */
+/* All ages are forgotten, from the first page's to the last's. */
 static void test_rescan(void)
 {
     static const size_t old[] = { 0, 511, 512, 1300, PAGES - 1 };
@@ -1908,7 +1885,7 @@ static int isolations_refused(int fd, void *to, void *from, size_t len,
     return -EINVAL;
 }
 
-/* What was tried for nothing, and is left alone for long, is tried again. */
+/* What was tried in vain and is left alone is tried again. */
 static void test_rescan_tried(void)
 {
     unsigned tries;
@@ -1948,10 +1925,7 @@ static uint64_t hash_alike(const void *page, uint64_t seed)
     return low | (uint64_t)(low ^ 0x12345678) << 32;
 }
 
-/*
- * That pages were taken for equal which are not makes nobody forget which of
- * their neighbours are written.
- */
+/* A collision makes nobody forget which neighbours are written. */
 static void test_collided(gconstpointer data)
 {
     static const char zeroes[PAGE];
@@ -1992,7 +1966,7 @@ static uint64_t now_as_told(void)
     return clock_ns;
 }
 
-/* A pass is to take so long: all of it is spread, and no wait is long. */
+/* A pass is spread over the target time, in short waits. */
 static void test_target(void)
 {
     enum { CHUNKS = 16, TARGET = 8 };
@@ -2015,7 +1989,7 @@ static void test_target(void)
     for (unsigned i = 0; i < CHUNKS; i++) {
         mem_fill(m, i * 512, 1000 + i);
     }
-    /* found to be written, and not asked about in the pass after that */
+    /* found written: not asked about in the pass after that */
     util_passes(e, 2);
     ksm_engine_set_target_scan(e, TARGET);
     scanned = util_stats(e).pages_scanned;
@@ -2049,10 +2023,7 @@ static uint64_t cpu_still(void)
     return 1;
 }
 
-/*
- * Time passes as the engine asked for, and not more: then a pass is due.  The
- * wait after it.
- */
+/* Time passes as the engine asks until a pass is due; the wait after. */
 static uint64_t pass_wait(KsmEngine *e)
 {
     uint64_t scans = util_stats(e).full_scans;
@@ -2068,10 +2039,7 @@ static uint64_t pass_wait(KsmEngine *e)
     return wait;
 }
 
-/*
- * Where nothing happens a pass is made less and less often; where something
- * does, once a second at least.
- */
+/* Without changes passes become rarer; with some, one a second at least. */
 static void test_idle(void)
 {
     uint64_t wait, scanned, before = 0;
@@ -2093,14 +2061,14 @@ static void test_idle(void)
     }
     g_assert(wait == 10 * SECOND);
     g_assert(util_stats(s.e).state == KSM_STATE_IDLE);
-    /* one page is written: asked about again soon, and hashed then */
+    /* one page is written: soon asked about, and hashed */
     mem_fill(s.m, 700, 5000);
     scanned = util_stats(s.e).pages_scanned;
     pass_wait(s.e);
     g_assert(pass_wait(s.e) <= SECOND);
     g_assert(pass_wait(s.e) <= SECOND);
     g_assert(util_stats(s.e).pages_scanned == scanned + 1);
-    /* merging pays: the next pass is due as soon as any may be */
+    /* merging pays: the next pass is due at once */
     mem_fill_run(s.m, 0, 1024, 7000, 1);
     mem_fill_run(s.m, 1024, 1024, 7000, 1);
     for (unsigned i = 0; !util_stats(s.e).pages_sharing; i++) {
@@ -2119,7 +2087,7 @@ static void test_idle(void)
     scene_end(&s);
 }
 
-/* What costs CPU time and finds nothing is paid for by waiting, up to 30 s. */
+/* Fruitless CPU time is paid for by waiting, up to 30 s. */
 static uint64_t cpu_step, cpu_sum;
 
 static uint64_t cpu_costly(void)
@@ -2164,7 +2132,7 @@ static void test_idle_cost(void)
     }
 }
 
-/* A chunk that has to be put off is not put off for long. */
+/* A chunk that is put off is not put off for long. */
 static void test_idle_queue_full(void)
 {
     KsmScan *scan;
@@ -2205,7 +2173,7 @@ static void test_idle_queue_full(void)
     scene_end(&s);
 }
 
-/* What was spent is told: not more than there was, nor nothing. */
+/* The time told is no more than there was, nor nothing. */
 static void test_time_told(void)
 {
     uint64_t start = UINT64_C(1) << 50, spent;
@@ -2227,7 +2195,7 @@ static void test_time_told(void)
     g_assert(stats.scan_time > 0 && stats.scan_time < spent);
     g_assert(stats.merge_time > 0 && stats.merge_time < spent);
     g_assert(stats.scan_time + stats.merge_time <= spent);
-    /* books kept while it is off, and pages that are broken, are scanned */
+    /* books kept while off and broken pages are scan time */
     ksm_engine_set_run(s.e, false);
     mem_fill_run(s.m, 0, 200, 5000, 1);
     util_passes(s.e, CHECK_PASSES);
@@ -2252,7 +2220,7 @@ static ssize_t kinds_refused(PmScan *scan)
     return -ENOMEM;
 }
 
-/* Where looking fails it is not tried twice in a pass, but in the next one. */
+/* A look that fails is tried again in the next pass, not before. */
 static void test_look_fails(void)
 {
     Scene s;
@@ -2287,8 +2255,8 @@ static bool count_sync(void *opaque, size_t first, size_t n,
 }
 
 /*
- * A pass counts as one if all there is was asked about, and looked at, in it:
- * not if a region went in the middle.
+ * A pass counts if it asked about and looked at everything: not if a region
+ * went in the middle.
  */
 static void test_remove_midway(void)
 {
@@ -2323,7 +2291,7 @@ static void test_remove_midway(void)
     }
 }
 
-/* Chunks of a region that goes wait for nothing; those of others do. */
+/* Chunks of a removed region wait for nothing; those of others do. */
 static void test_remove_ripe(void)
 {
     KsmRegion *r;
@@ -2368,8 +2336,8 @@ static ssize_t count_asks(PmScan *scan)
 }
 
 /*
- * A pass over memory where nothing happens: one question, however many
- * chunks, and none where the owner tells, or where nobody does.
+ * A pass over quiet memory asks once, however many chunks there are; not at all
+ * where the owner tells, or nobody does.
  */
 static void test_asks(gconstpointer data)
 {
@@ -2379,7 +2347,6 @@ static void test_asks(gconstpointer data)
     if (!scene_start(&s, KSM_SCOPE_VM, dirty, MEM_SMALL)) {
         return;
     }
-    /* nothing is there */
     util_passes(s.e, 5);
     prim.pagemap = count_asks;
     asks = asks_protect = 0;
@@ -2402,7 +2369,7 @@ static void test_asks(gconstpointer data)
     scene_end(&s);
 }
 
-/* Behind pages that are free, and not asked about, writes are noticed. */
+/* Writes behind free pages, which are not asked about, are noticed. */
 static void test_behind_freed(void)
 {
     uint64_t scanned;
@@ -2430,7 +2397,7 @@ static void test_behind_freed(void)
     scene_end(&s);
 }
 
-/* What was free, was given back and is used again is merged as any other. */
+/* Freed, given back and used again: merged as any other. */
 static void test_freed_again(gconstpointer data)
 {
     Scene s;
@@ -2447,7 +2414,7 @@ static void test_freed_again(gconstpointer data)
     util_passes(s.e, 4);
     mem_fill_run(s.m, 512, 512, 1, 1);
     util_passes(s.e, 4);
-    /* noticed, whoever it is that tells */
+    /* noticed with any source */
     ksm_freer_set_decay(s.e->freer, 0);
     g_assert(passes_until(&s, 512));
     g_assert(util_stats(s.e).reasons[KSM_REASON_FREED] == 0);
@@ -2462,7 +2429,7 @@ static bool sync_or_not(void *opaque, size_t first, size_t n,
     return !unknown && mem_ops_log.dirty_sync(opaque, first, n, bitmap);
 }
 
-/* A log that cannot tell: all of it may have been written. */
+/* A log that cannot tell: anything may have been written. */
 static void test_log_unknown(void)
 {
     KsmRegionOps ops = mem_ops_log;
@@ -2498,7 +2465,7 @@ static ssize_t protect_refused(PmScan *scan)
     return scan->protect ? -ENOMEM : prim_real.pagemap(scan);
 }
 
-/* As much where the kernel does not tell; but what is free is not used. */
+/* The same where the kernel does not tell; but free is not used. */
 static void test_pagemap_unknown(void)
 {
     KsmStats stats;
@@ -2525,8 +2492,8 @@ static void test_pagemap_unknown(void)
 }
 
 /*
- * A log may tell of a write to a freed page that was before the hint: that one
- * is no use of it, the next one is.
+ * A log may report a write from before the hint: that is no use of the page,
+ * the next one is.
  */
 static void test_freed_log(void)
 {
@@ -2575,8 +2542,8 @@ static int note_unregister(const UffdRange *range)
 }
 
 /*
- * While merging is inhibited nothing of the region's own memory is left with
- * our userfaultfd, whatever lies between; after that all of it is.
+ * While merging is inhibited none of the region's memory is with our
+ * userfaultfd; after that all of it is.
  */
 static void test_paused(void)
 {
@@ -2614,7 +2581,7 @@ static void test_paused(void)
     scene_end(&s);
 }
 
-/* A chunk that ends with the region is not huge because another one is. */
+/* A chunk that ends with the region is not huge because another is. */
 static void test_edge_huge(void)
 {
     Scene s;
@@ -2633,7 +2600,7 @@ static void test_edge_huge(void)
     scene_end(&s);
 }
 
-/* Pages that never are zeroes, where nothing else counts, are left alone. */
+/* Where only zeroes count, pages that never are zero are left alone. */
 static void test_smart_zero(void)
 {
     Scene s;
@@ -2678,7 +2645,7 @@ static bool pass_due(KsmEngine *e)
     return util_stats(e).full_scans > scans;
 }
 
-/* Who has something new to be looked at does not wait for the next pass. */
+/* A region with something new does not wait for the next pass. */
 static void test_kick(void)
 {
     KsmRegion *r;
@@ -2709,7 +2676,7 @@ static void test_kick(void)
     m = mem_new(512, 0, MEM_SMALL);
     r = util_add(s.e, m, &mem_ops);
     g_assert(pass_due(s.e));
-    /* and one that was added is not taken for idle before it was looked at */
+    /* a new one is not taken for idle before it was looked at */
     g_assert(util_stats(s.e).state == KSM_STATE_ACTIVE);
     util_passes(s.e, 12);
     g_assert(util_stats(s.e).state == KSM_STATE_IDLE);
@@ -2719,7 +2686,6 @@ static void test_kick(void)
     scene_end(&s);
 }
 
-/* Switched off, nothing is passed over; switched on again, it is. */
 static void test_smart_off(void)
 {
     Scene s;
@@ -2772,7 +2738,6 @@ static void test_zero(gconstpointer data)
     mem_free(m);
 }
 
-/* A huge page is not broken for less than split_min_pages. */
 static void test_split_min(void)
 {
     KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
@@ -2833,7 +2798,7 @@ static void test_nodes(void)
     ksm_engine_free(e);
 }
 
-/* Unchanged memory is not hashed again; changing memory is passed over. */
+/* Unchanged memory is not hashed again; changing memory is skipped. */
 static void test_smart(void)
 {
     KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);

@@ -3,10 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The staging area then holds the only copy.  Calls fail again and again, in
+ * The staging area holds the only copy of them.  Calls fail again and again, in
  * any combination; the page tables cannot be asked; the memory itself fails;
- * the owner maps something else.  What is not touched by that must be back
- * where it was, and soon.
+ * the owner maps something else.  All other pages must soon be back in place.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +20,7 @@
 #define PAGES   1024u
 #define SEEDS   60u
 
-/* What befalls.  Chances are in percent. */
+/* Failures; chances are in percent. */
 static struct {
     Rooms *f;
     Mem *m;                 /* from whose pages on */
@@ -59,7 +58,7 @@ static bool chance(unsigned percent)
     return percent && (unsigned)g_rand_int_range(h.rand, 0, 100) < percent;
 }
 
-/* Pages 3 to 12 of each 20 turn out to have changed: they are put back. */
+/* Pages 3 to 12 of each 20 have changed: they are put back. */
 static void change_some(const char *from, size_t len)
 {
     size_t page = (from - h.m->addr) / PAGE;
@@ -141,7 +140,7 @@ static bool tables_speak(void)
     return !h.scan_fails && h.scans_left == G_MAXUINT;
 }
 
-/* Is the page in memory, swapped out, or a marker that says it has failed? */
+/* Is the page in memory, swapped out, or a marker of failed memory? */
 static bool is_there(const void *page)
 {
     uint64_t entry;
@@ -159,7 +158,7 @@ static int h_copy(int fd, void *to, const void *from, size_t len, size_t *done)
     *done = 0;
     g_assert(len && len % PAGE == 0);
     if (in_mem(to) && in_stage(from)) {
-        /* nothing is copied that is not there, if that can be known */
+        /* only what is there is copied, if that can be known */
         g_assert(!tables_speak() || is_there(from));
         back_begins();
         if (chance(h.copy_fails)) {
@@ -207,7 +206,6 @@ static void h_pause(unsigned us)
 static const char *expected;
 static unsigned warnings;
 
-/* Any other warning ends the test. */
 static void warning_seen(const char *domain, GLogLevelFlags level,
                          const char *message, gpointer data)
 {
@@ -228,8 +226,8 @@ typedef struct Scene {
 } Scene;
 
 /*
- * Two areas with equal content, b in many mappings, as parts of it are after
- * they were unmerged; from here on things befall b.
+ * Two areas with equal content, b in many mappings, as after unmerging parts of
+ * it; from here on calls for b fail.
  */
 static bool scene_start_with(Scene *s, MemPages kind, KsmDirtySource dirty)
 {
@@ -273,7 +271,6 @@ static void split_mappings(Mem *m)
 static void scene_end(Scene *s)
 {
     prim = prim_real;
-    /* what was staged is somewhere else by now */
     g_assert(rooms_staged(&s->f) == 0);
     rooms_check(&s->f, s->ra);
     rooms_check(&s->f, s->rb);
@@ -290,8 +287,8 @@ static void scene_end(Scene *s)
 }
 
 /*
- * Copies that fail by themselves, for their target is several mappings, beside
- * scans, moves and copies that fail at random, many at a time.
+ * Copies fail because their target is several mappings; scans, moves and copies
+ * fail at random, many at a time.
  */
 static void test_random(void)
 {
@@ -319,8 +316,8 @@ static void test_random(void)
 }
 
 /*
- * A span goes there and back by itself, as long as calls back work at times.
- * While a device may be writing to it nothing is copied.
+ * A span comes back by itself if calls work at times.  Nothing is copied while
+ * a device may be writing to it.
  */
 static void test_back(gconstpointer data)
 {
@@ -357,10 +354,7 @@ static void test_back(gconstpointer data)
     }
 }
 
-/*
- * Where memory is in several mappings each has to be moved by itself: only
- * there are the calls many.
- */
+/* Only memory in several mappings takes many calls, a move for each. */
 static void test_few_calls(void)
 {
     Scene s;
@@ -383,7 +377,7 @@ static void test_few_calls(void)
     scene_end(&s);
 }
 
-/* The tables are silent as long as anything is staged, or soon after. */
+/* The tables are silent while anything is staged, or soon after. */
 static void test_silent(gconstpointer data)
 {
     unsigned scans = GPOINTER_TO_UINT(data);
@@ -417,7 +411,7 @@ static char *bad_stage;
 
 static void stage_fails(void)
 {
-    /* as the kernel does when memory fails: the entry is a marker */
+    /* as when memory fails: the entry is a marker */
     g_assert(madvise(bad_stage, PAGE, MADV_DONTNEED) == 0);
     g_assert(prim_real.uffd_poison(h.f->uffd, bad_stage, PAGE) == 0);
 }
@@ -465,7 +459,7 @@ static int h_no_poison(int fd, void *addr, size_t len)
     return -EINVAL;
 }
 
-/* One page's memory fails: it is poisoned at home, the others are back. */
+/* The failed page is poisoned at home, the others are back. */
 static void test_poison(gconstpointer data)
 {
     const Poison *how = data;
@@ -486,11 +480,11 @@ static void test_poison(gconstpointer data)
     }
     g_assert(warnings == 1);
     g_assert(rooms_poisoned(&s.f) == 1);
-    /* given up at once where it is sure, and else after 100 ms */
+    /* given up at once if certain, else after 100 ms */
     g_assert(how->unmovable ? h.paused_us > 90000 && h.paused_us < 200000
                             : h.paused_us < 10000);
     h.refuse = 0;
-    /* nothing is known of it, least of all what it is equal to */
+    /* nothing is known of it, nor what it equals */
     g_assert(page_state(s.rb, how->page) == PAGE_SWAPPED);
     /* never zeroes */
     g_assert(!is_readable(s.b->addr + how->page * PAGE));
@@ -520,7 +514,7 @@ static void owner_maps_over(char *stage, char *home)
     h.m->shadow[GONE_AT * PAGE] = 'x';
 }
 
-/* What userfaultfd refuses to have anything to do with. */
+/* A mapping that userfaultfd refuses. */
 static void owner_maps_file(char *stage, char *home)
 {
     char *at = h.m->addr + GONE_AT * PAGE;
@@ -543,7 +537,6 @@ static void owner_protects(char *stage, char *home)
                       PROT_READ) == 0);
 }
 
-/* Of none of the pages, what it holds. */
 static bool knows_nothing(const KsmRegion *r, size_t page, size_t n)
 {
     for (size_t i = page; i < page + n; i++) {
@@ -558,7 +551,7 @@ static bool knows_nothing(const KsmRegion *r, size_t page, size_t n)
 
 /*
  * The owner's mapping wins, and the pages behind it are put back; also where
- * all moves back fail, for other reasons, so that only copying can tell.
+ * all moves back fail and only copying can tell.
  */
 static void displaced(void (*how)(char *, char *), bool busy,
                       unsigned back_fails)
@@ -628,7 +621,7 @@ static void test_displaced_file(void)
     g_assert(!h.once);
     h.change = false;
     g_assert(warnings == 1);
-    /* nothing of it is registered any more: another may have it */
+    /* nothing of it is registered: another may have it */
     rest = (UffdRange) {
         prim_real.uffd(), s.b->addr + (GONE_AT + GONE_N) * PAGE, PAGE,
     };
@@ -658,8 +651,8 @@ static void test_displaced(gconstpointer data)
 }
 
 /*
- * A device may be writing to what is staged: while it may, nothing is copied;
- * once it has stopped, what cannot be moved is, one page alone.
+ * Nothing is copied while a device may write to what is staged; once it has
+ * stopped, what cannot be moved is, one page alone.
  */
 static void test_same(gconstpointer data)
 {
@@ -683,8 +676,8 @@ static void test_same(gconstpointer data)
 }
 
 /*
- * The process is at its limit of mappings: none can be split, be it to register
- * a part of one or to unregister it.
+ * At its limit of mappings the process cannot split any, be it to register a
+ * part or to unregister it.
  */
 static int no_register(const UffdRange *range, unsigned mode)
 {
@@ -707,8 +700,8 @@ static void *map_counted(void *addr, size_t len, int prot, int flags, int fd,
 }
 
 /*
- * Nothing is merged, and nobody waits for that; nor is the staging area, where
- * nothing was, mapped anew.
+ * Nothing is merged, nobody waits for that, and the staging area, which was
+ * empty, is not mapped anew.
  */
 static void test_limit(gconstpointer data)
 {
@@ -733,7 +726,7 @@ static void test_limit(gconstpointer data)
     scene_end(&s);
 }
 
-/* Registers half of it before it comes to a mapping that it cannot split. */
+/* Registers half, up to a mapping that it cannot split. */
 static const char *half_end;
 
 static int half_register(const UffdRange *range, unsigned mode)
@@ -755,7 +748,7 @@ static int half_unregister(const UffdRange *range)
            ? -ENOMEM : prim_real.uffd_unregister(range);
 }
 
-/* Is part of the memory registered so that its users may wait? */
+/* Must users of a part of the memory wait? */
 static bool someone_waits(const Mem *m)
 {
     g_autofree char *text = prim_read_file("/proc/self/smaps", NULL);
@@ -773,7 +766,7 @@ static bool someone_waits(const Mem *m)
     return found;
 }
 
-/* What was registered is given back, without splitting anything. */
+/* A half registration is undone without splitting anything. */
 static void test_limit_half(void)
 {
     Scene s;
@@ -782,7 +775,7 @@ static void test_limit_half(void)
         return;
     }
     half_end = NULL;
-    /* so that what is isolated ends before its mapping does */
+    /* so that the isolated span ends before its mapping */
     mem_fill_run(s.b, PAGES - 64, 64, 99999, 1);
     prim.uffd_register = half_register;
     prim.uffd_unregister = half_unregister;
@@ -794,7 +787,7 @@ static void test_limit_half(void)
     scene_end(&s);
 }
 
-/* Neither ever ends: then the guest's own data is what counts. */
+/* Neither ever ends: the guest's own data counts. */
 static void test_patience(void)
 {
     Scene s;
@@ -813,7 +806,6 @@ static void test_patience(void)
     scene_end(&s);
 }
 
-/* The flags of the mapping the page is in, as smaps has them. */
 static char *flags_of(const char *page)
 {
     g_autofree char *text = prim_read_file("/proc/self/smaps", NULL);
@@ -832,8 +824,8 @@ static char *flags_of(const char *page)
 }
 
 /*
- * A child that is forked while pages are staged shall not have them, for they
- * could not be moved any more; nor do core dumps need them.
+ * A child forked while pages are staged shall not have them: they could not be
+ * moved any more.  Core dumps need none of them.
  */
 static void check_area(const char *stage, const char *pages)
 {
@@ -873,7 +865,7 @@ static int d_register(const UffdRange *range, unsigned mode)
     return prim_real.uffd_register(range, mode);
 }
 
-/* A staging area that had to be made anew is one to which can be moved. */
+/* Pages can be moved to a staging area that was made anew. */
 static void test_drop(gconstpointer data)
 {
     Scene s;

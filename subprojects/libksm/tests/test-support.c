@@ -3,10 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The kernel says by its release what it should be able to do; the engine
- * asks it.  Both must agree, and an engine that cannot be had must say what
- * is missing and since when Linux has it.  scripts/check kernels runs this on
- * kernels of both kinds.
+ * A kernel's release and its answers to the engine must agree on what it can
+ * do, and an engine that cannot be had must say what is missing and since when
+ * Linux has it.  scripts/check kernels runs this on kernels of both kinds.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -35,7 +34,7 @@ static void check_refusal(const GError *error)
     g_assert(strstr(error->message, "Linux 6.8"));
 }
 
-/* Asked alone, and by who does not ask and makes an engine. */
+/* Asked alone, and by making an engine. */
 static void test_release(void)
 {
     g_autoptr(GError) asked = NULL;
@@ -62,7 +61,7 @@ static void test_release(void)
     }
 }
 
-/* What older kernels answer, on any kernel: the text names what is missing. */
+/* As older kernels answer: the text names what is missing. */
 static int api_einval(int fd, uint64_t features)
 {
     return -EINVAL;

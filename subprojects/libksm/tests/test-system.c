@@ -5,9 +5,9 @@
  *
  * What only a real kernel can show: pages that a device has pinned or refers
  * to, physical pages, pages that move, limits of memory and of mappings,
- * attributes, leaks.
- * Each skip names what is missing.  Leaves to others: the rooms one by one
- * (test-*.c), failing system calls (fault injection), races (test-prop.c).
+ * attributes, leaks.  Each skip names what is missing.  Rooms one by one
+ * (test-*.c), failing calls (fault injection) and races (test-prop.c) are not
+ * tested here.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -34,7 +34,6 @@
 #define PAGE KSM_PAGE_SIZE
 #define CHUNK KSM_CHUNK_SIZE
 
-/* Private anonymous memory, aligned to chunks. */
 static char *map_memory(size_t len)
 {
     char *p = mmap(NULL, len + CHUNK, PROT_READ | PROT_WRITE,
@@ -42,7 +41,7 @@ static char *map_memory(size_t len)
     size_t skip = -(uintptr_t)p % CHUNK;
 
     g_assert(p != MAP_FAILED);
-    /* exactly @len stays, so that munmap() leaves nothing behind */
+    /* munmap() of @len leaves nothing behind */
     if (skip) {
         munmap(p, skip);
     }
@@ -51,7 +50,7 @@ static char *map_memory(size_t len)
     return p + skip;
 }
 
-/* Different contents in each page, the same for the same numbers. */
+/* The same content for the same number only. */
 static void fill_page(char *page, uint64_t number)
 {
     memset(page, 0x40 + number % 16, PAGE);
@@ -82,7 +81,7 @@ static void check(const char *mem, size_t pages)
     }
 }
 
-/* Two contents of a test shall not collide in the 32 bits of the index. */
+/* No two contents of a test may collide in the 32 bits of the index. */
 static uint64_t seed_fixed(void)
 {
     return UINT64_C(0x6b736d);
@@ -113,7 +112,7 @@ static KsmRegion *add(KsmEngine *engine, char *mem, size_t len,
     return region;
 }
 
-/* Steps until @sharing pages are saved, or 60 s have gone by. */
+/* Until @sharing pages are saved, for 60 s at most. */
 static uint64_t step_until(KsmEngine *engine, uint64_t sharing)
 {
     gint64 end = g_get_monotonic_time() + 60 * G_USEC_PER_SEC;
@@ -136,7 +135,7 @@ static uint64_t step_until(KsmEngine *engine, uint64_t sharing)
     return stats.pages_sharing;
 }
 
-/* Steps through @passes whole passes (or 60 s of them). */
+/* For @passes whole passes or 60 s. */
 static KsmStats step_passes(KsmEngine *engine, int passes)
 {
     gint64 end = g_get_monotonic_time() + 60 * G_USEC_PER_SEC;
@@ -187,7 +186,7 @@ static void pair_clear(Pair *p)
     }
 }
 
-/* The physical page number behind an address; 0: not told to us. */
+/* The page frame at an address; 0: not told to us. */
 static uint64_t pfn_of(const char *addr)
 {
     uint64_t entry = 0;
@@ -236,7 +235,7 @@ static void test_same_page(void)
 }
 
 #ifdef HAVE_LIBURING
-/* A read into a pinned buffer is in flight while all around is merged. */
+/* A read into a pinned buffer is in flight while memory is merged. */
 static void test_pinned(void)
 {
     enum { FIRST = 600, COUNT = 16 };
@@ -267,7 +266,7 @@ static void test_pinned(void)
         pfns[i] = pfn_of(p.mem[1] + (FIRST + i) * PAGE);
     }
 
-    /* what is not pinned may be merged, what is pinned must not */
+    /* all but what is pinned may be merged */
     step_until(p.engine, p.n - 512);
     stats = step_passes(p.engine, 3);
     g_assert(stats.pinned > 0);
@@ -286,7 +285,7 @@ static void test_pinned(void)
     g_assert(!memcmp(p.mem[1] + FIRST * PAGE, data, PAGE));
     g_assert(page_is(p.mem[0] + FIRST * PAGE, FIRST));
 
-    /* released, the pages are merged like any */
+    /* released pages are merged like any */
     io_uring_queue_exit(&ring);
     fill_page(p.mem[1] + FIRST * PAGE, FIRST);
     ksm_rescan(p.engine);
@@ -303,7 +302,7 @@ static void test_pinned(void)
 }
 #endif
 
-/* What an owner counts: mappings that are in use past the page tables. */
+/* An owner counts mappings in use past the page tables. */
 static bool busy_flag(void *opaque, void *addr, size_t len)
 {
     return __atomic_load_n((int *)opaque, __ATOMIC_ACQUIRE);
@@ -312,15 +311,15 @@ static bool busy_flag(void *opaque, void *addr, size_t len)
 static const KsmRegionOps busy_ops = { .busy = busy_flag };
 
 #ifdef HAVE_LIBURING
-/* A device that comes while a range is being given its own memory again. */
+/* A device comes while a range is unmerged. */
 static struct {
     struct io_uring ring;
     struct iovec iov;
-    int counted;        /* what the owner counts */
+    int counted;
     bool pinned;
 } late;
 
-/* The last moment at which a page can be pinned: writers are not blocked. */
+/* The last moment to pin a page: writers are not blocked yet. */
 static int late_protect(const UffdRange *range, bool on)
 {
     char *from = range->addr, *at = late.iov.iov_base;
@@ -358,7 +357,7 @@ static void test_pinned_late(void)
     prim.uffd_protect = prim_real.uffd_protect;
     g_assert(late.pinned && page[7] == 1);
 
-    /* what the device writes is what the program sees */
+    /* the program sees what the device writes */
     memset(data, 0x99, PAGE);
     g_assert(pipe2(fds, O_CLOEXEC) == 0);
     sqe = io_uring_get_sqe(&late.ring);
@@ -387,10 +386,7 @@ static void test_pinned_late(void)
 }
 #endif
 
-/*
- * What the reader of a plain reference sees of a write after @n pages were
- * to be merged.
- */
+/* What a plain reference shows of a write after @n pages were to be merged. */
 static char plain_reference(bool with_op, size_t n)
 {
     size_t at = n / 5;
@@ -416,7 +412,7 @@ static char plain_reference(bool with_op, size_t n)
     g_assert(read(fds[0], seen, PAGE) == PAGE);
     fill_page(p.mem[1] + at * PAGE, at);
     busy = 0;
-    /* once nobody is busy it is merged; a page written since may stay out */
+    /* merged once nobody is busy; a page written since may stay out */
     ksm_rescan(p.engine);
     g_assert(step_until(p.engine, p.n - 1) >= p.n - 1);
     check(p.mem[0], p.n);
@@ -429,7 +425,7 @@ static char plain_reference(bool with_op, size_t n)
 
 static void test_plain_reference(void)
 {
-    /* without the op the holder is left with a page of its own ... */
+    /* without the op the holder keeps a page of its own ... */
     g_assert(plain_reference(false, 512) == 0x40 + 102 % 16);
     /* ... with it both see the same page, however few were isolated */
     g_assert(plain_reference(true, 512) == 0x77);
@@ -452,9 +448,9 @@ static void *read_slowly(void *opaque)
 }
 
 /*
- * Direct I/O on FUSE is in flight while the engine merges.  Kernels before
- * 6.12 or so hold plain references there, later ones pin: without the op, the
- * data either arrives (the pin was seen) or is lost; with it, it arrives.
+ * Direct I/O on FUSE is in flight while the engine merges.  Kernels before 6.12
+ * or so hold plain references there, later ones pin: without the op, plain
+ * references lose the data; with it, it arrives.
  */
 static bool direct_io_arrives(bool with_op)
 {
@@ -484,7 +480,7 @@ static bool direct_io_arrives(bool with_op)
     arrived = r.to[0] == (char)SLOW_FILE_BYTE &&
               !memcmp(r.to, r.to + 1, PAGE - 1);
     if (!arrived) {
-        /* lost means: as before; never anything else */
+        /* either the old data or the new */
         g_assert(page_is(r.to, 100));
     }
     g_test_message("direct I/O on FUSE %s the op: %s, %s; %" G_GUINT64_FORMAT
@@ -554,7 +550,7 @@ static void check_scattered(const char *mem, size_t pages, size_t stride)
     }
 }
 
-/* Maps @n pages, each a mapping of its own; returns their address. */
+/* Maps @n pages, each a mapping of its own. */
 static char *eat_mappings(size_t n)
 {
     char *p = mmap(NULL, n * PAGE, PROT_NONE,
@@ -570,7 +566,7 @@ static char *eat_mappings(size_t n)
     return p;
 }
 
-/* The thread sanitizer needs memory of its own, and dies without. */
+/* The thread sanitizer dies without memory of its own. */
 static bool skip_for_tsan(void)
 {
 #ifdef __SANITIZE_THREAD__
@@ -600,7 +596,7 @@ static void test_mapping_limit(void)
     }
     pair_init(&p, PAGES, NULL, NULL);
     fill_scattered(p.mem[1], PAGES, STRIDE);
-    /* 1000 are left, far less than the engine must leave to the program */
+    /* 1000 are left, far less than must be left to the program */
     eaten = limit - used - 1000;
     eat = eat_mappings(eaten);
     stats = step_passes(p.engine, 6);
@@ -610,11 +606,11 @@ static void test_mapping_limit(void)
     g_assert(count_lines("/proc/self/maps") < limit - 500);
     check(p.mem[0], PAGES);
     check_scattered(p.mem[1], PAGES, STRIDE);
-    /* what was merged can be unmerged all the same */
+    /* merged memory can be unmerged all the same */
     g_assert(ksm_unmerge(p.regions[1], 0, PAGES * PAGE) == 0);
     check_scattered(p.mem[1], PAGES, STRIDE);
 
-    /* and once there is room, things go on */
+    /* with room again, merging goes on */
     munmap(eat, eaten * PAGE);
     ksm_rescan(p.engine);
     stats = step_passes(p.engine, 6);
@@ -637,8 +633,8 @@ static void pause_counted(unsigned us)
 }
 
 /*
- * The limit itself is reached while pages are merged: nothing is lost, and
- * nobody waits for mappings to be had.
+ * The limit is reached during a merge: nothing is lost, and nobody waits for
+ * mappings.
  */
 static void test_mapping_limit_hit(void)
 {
@@ -660,7 +656,7 @@ static void test_mapping_limit_hit(void)
     pair_init(&p, PAGES, NULL, NULL);
     fill_scattered(p.mem[1], PAGES, STRIDE);
     prim.pause = pause_counted;
-    /* as if the program took them behind the engine's back, in each step */
+    /* in each step, as if the program took them behind our back */
     ksm_config_init(&config);
     for (int left = 40; left < 400; left += 60) {
         eaten = limit - count_lines("/proc/self/maps") - left;
@@ -744,8 +740,8 @@ static size_t usage(const char *dir, const char *limit_file)
 }
 
 /*
- * In the limited process: without room for copies nothing is merged; with a
- * little, all is.
+ * In the limited process: without room for copies nothing is merged, with a
+ * little all is.
  */
 static void merge_limited(const char *cgroup, const char *group,
                           const char *limit_file)
@@ -761,7 +757,7 @@ static void merge_limited(const char *cgroup, const char *group,
     g_assert(stats.pages_sharing == 0);
     g_assert(stats.reasons[KSM_REASON_NO_MEMORY] >= PAGES);
 
-    /* two areas of 32 MiB, the pool being inside, and 24 MiB for the rest */
+    /* two areas of 32 MiB, with the pool inside, and 24 MiB for the rest */
     write_file(cgroup, limit_file, (64 + 24) * MIB);
     g_assert(step_until(p.engine, PAGES) >= PAGES / 2);
     check(p.mem[0], PAGES);
@@ -772,7 +768,7 @@ static void merge_limited(const char *cgroup, const char *group,
     _exit(0);
 }
 
-/* The kernel takes a moment to notice that the group is empty. */
+/* The kernel is slow to notice that the group is empty. */
 static void remove_cgroup(const char *dir)
 {
     for (int i = 0; i < 100 && rmdir(dir); i++) {
@@ -780,7 +776,6 @@ static void remove_cgroup(const char *dir)
     }
 }
 
-/* The process is in the limited group, or in one below it. */
 static void test_memory_limit(gconstpointer data)
 {
     const char *limit_file, *below = data;
@@ -811,7 +806,7 @@ static void test_memory_limit(gconstpointer data)
     g_assert(status == 0);
 }
 
-/* Each mapping of the range has the flag (smaps' two letters). */
+/* All mappings of the range have the flag (as in smaps). */
 static void check_flag(const char *mem, size_t len, const char *flag)
 {
     FILE *f = fopen("/proc/self/smaps", "r");
@@ -857,7 +852,7 @@ static void test_attributes(void)
     munmap(mem, 2 * PAGES * PAGE);
 }
 
-/* Looks at its memory until told to stop by the end of the pipe. */
+/* Looks at its memory until the pipe ends. */
 static void child_watches(const char *mem, size_t pages, const int go[2])
 {
     ssize_t n;
@@ -876,7 +871,6 @@ static void child_watches(const char *mem, size_t pages, const int go[2])
     _exit(0);
 }
 
-/* Has the kernel move pages, if we may. */
 static void *compact(void *opaque)
 {
     int *stop = opaque;
@@ -894,8 +888,8 @@ static void *compact(void *opaque)
 }
 
 /*
- * A child sees what it had when it was made, whatever slots are used for
- * since, while the kernel moves pages about; then they are given back.
+ * A child sees what it had at the fork, though slots are reused and the kernel
+ * moves pages about; then they are given back.
  */
 static void test_fork(void)
 {
@@ -951,7 +945,7 @@ static size_t count_fds(void)
     return n;
 }
 
-/* Bytes of memory only this process has, and shared memory it maps. */
+/* Bytes of this process alone, and of shared memory it maps. */
 static size_t resident(void)
 {
     FILE *f = fopen("/proc/self/statm", "r");

@@ -22,8 +22,8 @@ static uint64_t clock_set(void)
 #define SECOND  UINT64_C(1000000000)
 
 /*
- * Mappings are counted again when the count may be far from the truth, and no
- * more often: half of @left may be gone after half a second, or a few in ten.
+ * Mappings are counted again when the count may be wrong, not more often: half
+ * of @left may be gone after half a second, or a few in ten.
  */
 static void test_recount(void)
 {
@@ -82,7 +82,7 @@ static ssize_t maps_silent(int fd, void *buf, size_t len, off_t offset)
     return fd == maps_fd ? -EIO : prim_real.read_at(fd, buf, len, offset);
 }
 
-/* What is left: of what there was when counted, less what was made since. */
+/* Left: as counted, less what was made since. */
 static void test_left(void)
 {
     size_t max = util_mappings_allowed(), used;
@@ -100,7 +100,7 @@ static void test_left(void)
     v->since = 10;
     g_assert(vmas_left(v) == v->limit - v->used - 10);
     g_assert(vmas_free(v) == max - v->used - 10);
-    /* not to be counted now: then it is what it was, and what was made */
+    /* without a new count: the old one, and what was made */
     used = v->used + 10;
     maps_fd = v->maps;
     prim.read_at = maps_silent;
@@ -108,14 +108,14 @@ static void test_left(void)
     g_assert(vmas_free(v) == max - used);
     g_assert(v->since == 0);
     prim.read_at = prim_real.read_at;
-    /* more than there may be: none is left, not very many */
+    /* more than allowed: none is left, not very many */
     v->used = max + 1;
     v->counted = prim.now_ns();
     g_assert(vmas_left(v) == 0 && vmas_free(v) == 0);
     vmas_close(v);
 }
 
-/* A share of what the kernel allows, or a number, is left to the program. */
+/* A share of what the kernel allows, or a number, is for the program. */
 static void test_reserve(void)
 {
     size_t max = util_mappings_allowed();
@@ -134,7 +134,7 @@ static void test_reserve(void)
     vmas_close(&v);
 }
 
-/* Each mapping is found, be it cut by the end of a buffer. */
+/* Finds each mapping, even if a buffer's end cuts it. */
 static void test_at(void)
 {
     enum { N = 300 };

@@ -27,7 +27,7 @@ Mem *mem_new(size_t pages, size_t skip, MemPages kind)
     m->addr = (char *)at + skip * PAGE;
     madvise(m->map, m->map_len,
             kind == MEM_HUGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-    /* shared: never mistaken for memory that may be merged */
+    /* shared: never taken for memory to merge */
     m->shadow = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE,
                      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     g_assert(m->shadow != MAP_FAILED);
@@ -47,7 +47,7 @@ void mem_reset(Mem *m)
 {
     size_t len = m->pages * PAGE;
 
-    /* not MADV_DONTNEED: page tables and what not shall be as new */
+    /* not MADV_DONTNEED: page tables must be new, too */
     g_assert(mmap(m->addr, len, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
                   -1, 0) == m->addr);

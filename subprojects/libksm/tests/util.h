@@ -32,7 +32,7 @@ void mem_free(Mem *m);
 /* As new: not populated, zeroes. */
 void mem_reset(Mem *m);
 
-/* Contents; all of them write the shadow and the log too. */
+/* All of them write the shadow and the log, too. */
 void mem_fill(Mem *m, size_t page, uint64_t content);   /* 0: zeroes */
 void mem_fill_run(Mem *m, size_t page, size_t n, uint64_t first,
                   uint64_t step);
@@ -44,7 +44,7 @@ void mem_gone(Mem *m, size_t page, size_t n);
 size_t mem_differs(const Mem *m);
 #define mem_check(m) g_assert(mem_differs(m) == 0)
 
-/* Pages populated in the range, and of them in anonymous memory. */
+/* Populated pages of the range, and those in anonymous memory. */
 size_t mem_present(const Mem *m, size_t page, size_t n);
 size_t mem_anonymous(const Mem *m, size_t page, size_t n);
 /* Mappings of the process that touch the region. */
@@ -54,19 +54,18 @@ size_t mem_mappings(const Mem *m);
 extern const KsmRegionOps mem_ops;
 extern const KsmRegionOps mem_ops_log;
 
-/* Mappings that the kernel allows a process, and those that this one has. */
+/* Mappings the kernel allows a process, and this one's. */
 size_t util_mappings_allowed(void);
 size_t util_mappings(void);
 /*
- * Does each of @rounds rounds leave 16 bytes or more on the heap, as far as the
- * C library tells?  (A sanitizer looks for what leaks by itself.)  Tried five
- * times: what is had once, for whatever, may come in one of them, a leak comes
- * in all.
+ * Does each of @rounds rounds leave 16 bytes or more on the heap, by the C
+ * library's count?  (Sanitizers look for leaks themselves.)  Tried five times:
+ * allocations made once may fall into one of them, a leak into all.
  */
 bool util_leaks(void (*round)(void *opaque), void *opaque, unsigned rounds);
 /*
- * For prim.cpu_ns, time by the call: what pays is measured, and must not
- * depend on how busy the machine is, nor on a sanitizer.
+ * For prim.cpu_ns, time by the call: measured gains must not depend on a busy
+ * machine or a sanitizer.
  */
 uint64_t util_cpu_by_call(void);
 
