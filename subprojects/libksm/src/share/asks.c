@@ -6,7 +6,7 @@
 #include "share/asks.h"
 
 #define HELD_PASSES 6u      /* for which an answer is a user */
-#define DROP_STEP   512u    /* dropped at once */
+#define DROP_STEP   32u     /* dropped at once */
 
 typedef struct AskHeld {
     uint64_t pass;
