@@ -28,6 +28,7 @@ typedef struct FakeStore {
     FakeStoreHabits habits;
     GHashTable *others;     /* hash -> slot + 1: what other members hold */
     GQueue *answers;        /* FakeAnswer, in the order of the questions */
+    GQueue *lost;           /* those that will not come: yet to be dropped */
     GRand *rand;
     uint64_t looks, asked, offered;
     unsigned losses;
@@ -65,7 +66,7 @@ void fake_store_lose(KsmStore *s)
     f->gone = true;
     f->losses++;
     while ((a = g_queue_pop_head(f->answers))) {
-        answer_free(f, a);
+        g_queue_push_tail(f->lost, a);
     }
 }
 
@@ -85,9 +86,8 @@ static void fake_free(KsmStore *s)
 {
     FakeStore *f = fake(s);
 
-    s->forget = NULL;
-    fake_store_lose(s);
-    g_queue_free(f->answers);
+    g_queue_free_full(f->answers, g_free);
+    g_queue_free_full(f->lost, g_free);
     g_hash_table_unref(f->others);
     g_rand_free(f->rand);
     pool_free(&f->pool);
@@ -356,7 +356,13 @@ static void fake_pass(KsmStore *s)
 
 static bool fake_tidy(KsmStore *s)
 {
-    return pool_release(&fake(s)->pool);
+    FakeStore *f = fake(s);
+
+    /* a few at a time, for each may try to punch */
+    for (unsigned i = 0; i < 16 && f->lost->length; i++) {
+        answer_free(f, g_queue_pop_head(f->lost));
+    }
+    return pool_release(&f->pool) || f->lost->length;
 }
 
 /* What waits in answers is the peer's, and so others'. */
@@ -371,12 +377,16 @@ static StoreStats fake_stats(KsmStore *s)
         .pending = f->pool.n_punch || (f->pool.leaked && !f->pool.keep_all),
     };
 
-    for (GList *l = f->answers->head; l; l = l->next) {
-        const FakeAnswer *a = l->data;
+    for (unsigned i = 0; i < 2; i++) {
+        GQueue *q = i ? f->lost : f->answers;
 
-        if (a->a.what == ANSWER_SLOT) {
-            stats.sharing--;
-            stats.shared -= pool_users(&f->pool, a->a.slot) == 1;
+        for (GList *l = q->head; l; l = l->next) {
+            const FakeAnswer *a = l->data;
+
+            if (a->a.what == ANSWER_SLOT) {
+                stats.sharing--;
+                stats.shared -= pool_users(&f->pool, a->a.slot) == 1;
+            }
         }
     }
     stats.sharing -= g_hash_table_size(f->others);
@@ -449,6 +459,7 @@ KsmStore *fake_store_new(unsigned max_sharing, int *err)
     f->others = g_hash_table_new_full(g_int64_hash, g_int64_equal, g_free,
                                       NULL);
     f->answers = g_queue_new();
+    f->lost = g_queue_new();
     f->rand = g_rand_new_with_seed(f->habits.seed);
     f->store = (KsmStore) {
         .ops = &fake_ops,
@@ -476,11 +487,15 @@ void fake_store_users(KsmStore *s, uint32_t *users)
     if (s->ops != &fake_ops) {
         return;
     }
-    for (GList *l = fake(s)->answers->head; l; l = l->next) {
-        const FakeAnswer *a = l->data;
+    for (unsigned i = 0; i < 2; i++) {
+        GQueue *q = i ? fake(s)->lost : fake(s)->answers;
 
-        if (a->a.what == ANSWER_SLOT) {
-            users[a->a.slot]++;
+        for (GList *l = q->head; l; l = l->next) {
+            const FakeAnswer *a = l->data;
+
+            if (a->a.what == ANSWER_SLOT) {
+                users[a->a.slot]++;
+            }
         }
     }
 }

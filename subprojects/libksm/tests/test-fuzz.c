@@ -573,7 +573,11 @@ static bool may_wait(void)
     /* a device that is busy for ever is given 10 s */
     bool patient = faults_for_ever(CALL_MOVE_BACK) && T.busy_one_in;
 
-    return (stays && faults_for_ever(CALL_COPY)) || patient ||
+    /* the fake's peer punches here, and tries 64 holes for each slot */
+    bool peer = T.e && store_is_remote(T.e->content.store) &&
+                faults_for_ever(CALL_PUNCH);
+
+    return (stays && faults_for_ever(CALL_COPY)) || patient || peer ||
            faults_for_ever(CALL_PAGEMAP) || faults_for_ever(CALL_MAP) ||
            faults_for_ever(CALL_REMAP) || faults_for_ever(CALL_REGISTER);
 }
