@@ -1116,6 +1116,7 @@ static void do_step(void)
 static void do_range(Op op)
 {
     Area *a = &T.area[below(T.n_areas)];
+    char copy[PAGE];
     size_t page, n;
     int ret;
 
@@ -1139,8 +1140,12 @@ static void do_range(Op op)
          n, page, ret);
     result_check(ret, op_names[op]);
     for (size_t i = page; i < page + n && op == OP_DISCARD && !ret; i++) {
+        /* where poison could not be put nothing can be read, from then on */
+        bool gone = (a->flags[i] & POISONED) &&
+                    !read_carefully(mem_of(a, i), copy);
+
         memset(shadow_of(a, i), 0, PAGE);
-        a->flags[i] &= WILD;
+        a->flags[i] &= gone ? WILD | POISONED : WILD;
     }
     check_range(a, page, n, op_names[op]);
     unlock_range(a, page, n);
