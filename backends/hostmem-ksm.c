@@ -26,29 +26,25 @@ OBJECT_DECLARE_TYPE(HostMemoryBackendKsm, HostMemoryBackendKsmClass,
 
 struct HostMemoryBackendKsmClass {
     HostMemoryBackendClass parent_class;
-    /* what the parent does once all properties are set */
     void (*parent_complete)(UserCreatable *uc, Error **errp);
 };
 
 struct HostMemoryBackendKsm {
     HostMemoryBackend parent;
 
-    /* properties, see MemoryBackendKsmProperties in qapi/qom.json */
+    /* see MemoryBackendKsmProperties in qapi/qom.json */
     KsmGuestConfig config;
     KsmGuestTuning tuning;
     char *group;
     bool merge_across_nodes;
-    /* the first property that was set and needs the merging iothread */
+    /* the first property set that needs the merging iothread */
     const char *needs_engine;
 
     KsmGuest *guest;    /* NULL until the memory is there */
     KsmBalloon *balloon;        /* the same */
 };
 
-/*
- * Refuses everything that makes merging impossible while a user can still do
- * something about it, rather than leaving a backend that saves nothing.
- */
+/* Refuses all that makes merging impossible while a user can still react. */
 static bool ksm_backend_check_parent(HostMemoryBackend *backend, Error **errp)
 {
     ERRP_GUARD();
@@ -217,7 +213,7 @@ static bool ksm_backend_may_change(HostMemoryBackend *backend,
         }
         return value == backend->prealloc;
     }
-    /* policy, host-nodes: the parent would change nothing but the values */
+    /* policy, host-nodes: the parent would change only the values */
     error_setg(errp, "cannot change property '%s' of "
                TYPE_MEMORY_BACKEND_KSM, property);
     return false;

@@ -4,23 +4,21 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * A KsmFreer without an engine applies the property 'free-policy' to RAM with
- * scope=host.  The engine applies it to other RAM, for it knows what of a range
- * is merged.
+ * scope=host.  The engine, which knows merged pages, applies it to other RAM.
  *
- * virtio-balloon discards nothing under these conditions, and they are as
- * necessary for lazily freed memory:
+ * Under these conditions virtio-balloon discards nothing, and nothing may be
+ * freed lazily:
  *
- * - Discards are disabled (VFIO): the page that the device writes must stay
- *   the one the guest sees.  Pages freed lazily before are pinned when the
- *   device is given RAM, and the kernel does not take back a pinned page.
- * - Postcopy: a page that comes and is then taken back would be asked for a
- *   second time, and never come.  Before it is complete no guest has run in
- *   this process that could have freed anything.
+ * - Discards are disabled (VFIO): the page that the device writes must stay the
+ *   one the guest sees.  Pages freed lazily before get pinned with RAM, and the
+ *   kernel does not take back pinned pages.
+ * - Postcopy: a page taken back after it came would be asked for again, and
+ *   never come.  Before it is complete, no guest in this process has freed
+ *   anything.
  * - Background snapshot: write protection is lost with the page.
  * - Page poison other than 0: the guest wants its own pattern back.
  *
- * Free page hints (for migration) are not releases: the pages are merely not
- * sent.
+ * Free page hints (for migration) are no releases: these pages are not sent.
  *
  * Leaves to others: lazy or eager (libksm, room free), merged pages
  * (ksm-guest.c), the monitor (ksm-stats.c).
@@ -46,7 +44,7 @@
 
 /* How often to see whether RAM may be discarded again. */
 #define RETRY_NS (1000 * 1000 * 1000)
-/* Steps of the freer in one go of a worker, see decay_work(). */
+/* Steps of the freer in one go of a worker. */
 #define STEPS 64
 
 struct KsmBalloon {
@@ -82,8 +80,6 @@ static KsmBalloon *balloon_of(const RAMBlock *rb)
     return NULL;
 }
 
-/* --- giving back for good --- */
-
 /* As virtio-balloon has it: may RAM be discarded at present? */
 static bool inhibited(void)
 {
@@ -108,8 +104,8 @@ static void decay_arm(KsmBalloon *balloon, int64_t wait)
 }
 
 /*
- * In a worker thread, without the BQL: the kernel takes its time over this.
- * The memory may go meanwhile: the kernel drops only lazily free pages.
+ * In a worker thread, without the BQL: the kernel is slow here.  The memory may
+ * go meanwhile: the kernel drops only lazily free pages.
  */
 static int decay_work(void *opaque)
 {
@@ -151,8 +147,6 @@ static void decay_timer(void *opaque)
     }
 }
 
-/* --- giving back --- */
-
 static int release_freer(KsmBalloon *balloon, void *host, size_t length)
 {
     int ret = ksm_freer_release(balloon->freer, host, length);
@@ -189,7 +183,7 @@ bool ksm_balloon_give(RAMBlock *rb, uint64_t start, size_t length)
 void ksm_balloon_flush(void)
 {
     if (batch.rb && !ksm_balloon_give(batch.rb, batch.start, batch.length)) {
-        /* errors have been reported, and are not fatal for a balloon */
+        /* errors were reported; for a balloon they are not fatal */
         ram_block_discard_range(batch.rb, batch.start, batch.length);
     }
     batch.rb = NULL;
@@ -217,8 +211,6 @@ bool ksm_balloon_collect(RAMBlock *rb, uint64_t start, size_t length)
     return true;
 }
 
-/* --- life --- */
-
 KsmBalloon *ksm_balloon_new(KsmGuest *guest, MemoryKsmFreePolicy policy)
 {
     KsmBalloon *balloon = g_new0(KsmBalloon, 1);
@@ -243,8 +235,6 @@ void ksm_balloon_free(KsmBalloon *balloon)
     }
     balloon_delete(balloon);
 }
-
-/* --- statistics --- */
 
 bool ksm_balloon_get_stats(const KsmGuest *guest, KsmBalloonStats *stats)
 {

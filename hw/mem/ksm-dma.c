@@ -62,8 +62,8 @@ void ksm_dma_map(KsmDma *dma, const void *addr, size_t length)
 void ksm_dma_unmap(KsmDma *dma, const void *addr, size_t length)
 {
     /*
-     * Unmapping less than was mapped leaves a count behind, unmapping more
-     * makes it wrap: in both cases the chunk is never merged.
+     * Unmapping too little leaves a count behind, unmapping too much makes it
+     * wrap: in both cases the chunk is never merged.
      */
     dma_count(dma, addr, length, -1);
 }

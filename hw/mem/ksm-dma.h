@@ -5,8 +5,8 @@
  *
  * A device (or the kernel on its behalf) that was given an address may write
  * there without the page tables.  If the page is replaced meanwhile, the write
- * is lost.  So any thread counts its mappings, and the engine asks after it has
- * taken the pages out.
+ * is lost.  So each thread counts its mappings; the engine asks after taking
+ * pages out.
  */
 #ifndef HW_MEM_KSM_DMA_H
 #define HW_MEM_KSM_DMA_H
@@ -24,9 +24,9 @@ void ksm_dma_unmap(KsmDma *dma, const void *addr, size_t length);
 
 /*
  * May something write to the range past the page tables, or may a device have
- * it pinned?  To be asked after the pages were taken out or write-protected:
- * from then on nobody new gets at them.
+ * it pinned?  Ask after the pages were taken out or write-protected: then
+ * nobody new gets at them.
  */
 bool ksm_dma_busy(const KsmDma *dma, const void *addr, size_t length);
 
-#endif /* HW_MEM_KSM_DMA_H */
+#endif

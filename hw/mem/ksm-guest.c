@@ -3,11 +3,10 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The kernel merges RAM with scope=host.  libksm merges the rest ("ours"):
- * such RAM is a region of an engine from the guest's first run until its RAM
- * block goes.
+ * The kernel merges RAM with scope=host.  libksm merges the rest ("ours"), as a
+ * region of an engine from the guest's first run until the RAM block goes.
  *
- * Locks: callers hold the BQL, but not those of ksm_guest_discard(),
+ * Locks: callers hold the BQL, except those of ksm_guest_discard(),
  * ksm_guest_dma_*() and ksm_guests_make_room(): KsmGuest.lock keeps the region
  * for them.  The engine calls the ops with its own lock held, so they take
  * neither.
@@ -42,7 +41,6 @@
 #include "system/runstate.h"
 #include "trace.h"
 
-/* How often the main loop looks after guests, see guests_tick(). */
 #define TICK_MS 1000
 
 /* Unmerged at a time: others wait some milliseconds for the lock of the RAM. */
@@ -55,10 +53,10 @@ struct KsmGuest {
     Object *owner;              /* of the RAM, and of this: no reference */
     char *id;                   /* of the owner */
     RAMBlock *block;            /* NULL once it is gone */
-    uint8_t *host;              /* where its RAM is */
+    uint8_t *host;
     size_t size;
     int dump;                   /* changed to on (1), off (0), -1: never */
-    int refused;                /* scope=host: errno of the kernel's refusal */
+    int refused;
     QTAILQ_ENTRY(KsmGuest) next;
 
     /* the rest: only ours */
@@ -70,7 +68,7 @@ struct KsmGuest {
     bool held;                  /* see ksm_guests_make_room(); likewise */
     size_t room;                /* bytes that has unmerged; > size: all */
     bool was_inhibited;         /* when last looked at */
-    const char *cpus_inhibit;   /* see ksm_inhibited_by_cpus() */
+    const char *cpus_inhibit;
     char *failure;              /* why there is no runner or region */
     MemoryKsmState told;        /* state of the last event */
     KsmDma *dma;
@@ -88,7 +86,6 @@ bool ksm_guest_is_ours(const KsmGuest *guest)
     return ksm_schema_is_ours(guest->config.scope);
 }
 
-/* ksmd is to merge it. */
 static bool guest_wants_ksmd(const KsmGuest *guest)
 {
     return !ksm_guest_is_ours(guest) && guest->tuning.run;
@@ -244,8 +241,8 @@ static bool ops_dirty_sync(void *opaque, size_t first_page, size_t n_pages,
 }
 
 /*
- * "dump" may have changed since the engine looked, and may be changing now:
- * then either this reads the new value, or the change covers this mapping (see
+ * "dump" may have changed since the engine looked.  If it changes now, either
+ * this reads the new value, or the change covers this mapping (see
  * ksm_guest_set_dump()).
  */
 static void ops_mapped(void *opaque, void *addr, size_t len)
@@ -300,7 +297,7 @@ static void guest_attach(KsmGuest *guest)
         g_clear_pointer(&guest->failure, g_free);
         ksm_runner_kick(guest->runner);
     } else if (!guest->failure) {
-        /* once: it is tried again, see guests_tick() */
+        /* warn once: guests_tick() tries again */
         guest->failure = g_strdup(error->message);
         warn_report("the memory of %s is not merged: %s", guest->id,
                     error->message);
@@ -321,8 +318,8 @@ static void guest_detach(KsmGuest *guest)
 }
 
 /*
- * Not before the guest first runs: until then firmware and the incoming
- * stream fill RAM, and userfaultfd on it may be needed by postcopy.
+ * Not before the guest first runs: until then firmware and the incoming stream
+ * fill RAM, and postcopy may need userfaultfd on it.
  */
 static void guest_try_attach(KsmGuest *guest)
 {
@@ -341,7 +338,7 @@ static MemoryKsmState guest_state(const KsmGuest *guest,
     if (info->inhibited || !info->has_stats) {
         return MEMORY_KSM_STATE_INHIBITED;
     }
-    /* the engine itself may not have noticed yet that it may go on */
+    /* the engine may not have noticed yet that it may go on */
     return info->region.state == KSM_STATE_INHIBITED ?
            MEMORY_KSM_STATE_ACTIVE : ksm_schema_state(info->region.state);
 }
@@ -379,7 +376,6 @@ static void guest_tell(KsmGuest *guest)
     }
 }
 
-/* Tells the engine that merging may go on. */
 static void guest_resume(KsmGuest *guest)
 {
     bool inhibited;
@@ -465,7 +461,7 @@ bool ksm_guest_makes_room(KsmGuest *guest)
     return !ram_block_discard_is_disabled();
 }
 
-/* From now on nothing is merged any more, in any of them. */
+/* From now on nothing is merged. */
 static void guests_hold(void)
 {
     BQL_LOCK_GUARD();
@@ -480,8 +476,8 @@ static void guests_hold(void)
 }
 
 /*
- * The next that has merged memory left, with its lock held: that keeps the
- * region, so that the main loop and the vCPUs can have the BQL meanwhile.
+ * The next with merged memory left, its lock held: that keeps the region while
+ * the main loop and the vCPUs have the BQL.
  */
 static KsmGuest *guests_next_in_the_way(void)
 {
@@ -499,8 +495,8 @@ static KsmGuest *guests_next_in_the_way(void)
 }
 
 /*
- * The region stays with the engine: where a device is writing right now,
- * pages stay in mappings of the pool, and only the engine can discard them.
+ * The region stays with the engine: pages that a device is writing stay in
+ * mappings of the pool, and only the engine can discard them.
  */
 static void guest_make_some_room(KsmGuest *guest)
 {
@@ -524,7 +520,6 @@ static void guest_make_some_room(KsmGuest *guest)
     guest->room = SIZE_MAX;
 }
 
-/* By the thread of the snapshot, without the BQL, while the guest runs. */
 void ksm_guests_make_room(void)
 {
     KsmGuest *guest;
@@ -598,9 +593,9 @@ bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
         return false;
     }
     /*
-     * A device has been told where RAM is (VFIO): pages it writes to have
-     * memory of their own already, and must not be moved to another.  For
-     * those that come meanwhile the op "busy" is asked, page by page.
+     * VFIO knows where RAM is: pages its device writes to have memory of their
+     * own already, and must not move.  For devices that come meanwhile the op
+     * "busy" is asked, page by page.
      */
     if (ksm_pinned() || ksm_bypassed()) {
         error_setg(errp, "cannot unmerge while a device has the memory "
@@ -666,7 +661,7 @@ bool ksm_ram_remapped(RAMBlock *block, uint64_t start, uint64_t length)
     return true;
 }
 
-/* One engine for all: the least restrictive of all tunings. */
+/* One engine for all: the least restrictive tuning. */
 static void guests_tune(KsmRunner *runner)
 {
     KsmEngine *engine = ksm_runner_engine(runner);

@@ -52,4 +52,4 @@ void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info);
 /* See ksm_free_hint().  -errno: the range has to be discarded. */
 int ksm_guest_hint(KsmGuest *guest, uint64_t start, size_t length);
 
-#endif /* HW_MEM_KSM_GUEST_H */
+#endif

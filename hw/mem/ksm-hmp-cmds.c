@@ -11,7 +11,7 @@
 #include "qapi/qapi-visit-ksm.h"
 #include "qemu/cutils.h"
 
-/* Names are padded to one width, so that the values stand in a column. */
+/* Names padded to one width: the values stand in a column. */
 #define LABEL "  %-18s"
 
 static void print_count(Monitor *mon, const char *label, uint64_t count)
@@ -44,7 +44,6 @@ static void print_time(Monitor *mon, const char *label, uint64_t ns)
     }
 }
 
-/* Prints an optional member of the schema, if it is there. */
 #define PRINT(how, mon, label, from, member)                \
     do {                                                    \
         if ((from)->has_##member) {                         \

@@ -13,4 +13,4 @@ bool ksm_host_check(Error **errp);
 int ksm_host_merge(void *host, size_t size);
 int ksm_host_unmerge(void *host, size_t size);
 
-#endif /* HW_MEM_KSM_HOST_H */
+#endif

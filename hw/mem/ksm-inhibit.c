@@ -4,7 +4,7 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Each reason stands next to the corruption (or failure) it prevents.  The
- * merging thread asks before each chunk: nothing here takes the BQL.
+ * merging thread asks before each chunk.
  */
 
 #include "qemu/osdep.h"
@@ -74,8 +74,8 @@ const char *ksm_inhibited(void)
         return "vhost-scsi writes to memory in a way that QEMU does not see";
     }
     /*
-     * VFIO hands, or has handed, the addresses of RAM to a device, which
-     * would not know of a page replaced afterwards.
+     * A VFIO device has, or had, addresses of RAM, and would not know of a page
+     * replaced afterwards.
      */
     if (ram_block_discard_is_disabled()) {
         return "RAM must stay where it is for a device (VFIO): discarding RAM "
@@ -83,24 +83,23 @@ const char *ksm_inhibited(void)
     }
     /*
      * The same where a device pins page by page (ccw, ap, mdev): pinned pages
-     * are not merged, but nobody could tell when a merged page that was copied
-     * on write, and pinned then, may be replaced.
+     * are not merged, but nobody could tell when a merged page copied on write
+     * and then pinned may be replaced.
      */
     if (ksm_pinned()) {
         return "RAM must stay where it is for a device (VFIO)";
     }
     /*
      * RAM is about to be written from the stream, and postcopy needs
-     * userfaultfd on it for itself.
+     * userfaultfd on it.
      */
     if (runstate_check(RUN_STATE_INMIGRATE) ||
         migration_in_incoming_postcopy()) {
         return "an incoming migration is not complete";
     }
     /*
-     * A background snapshot needs userfaultfd on RAM for itself.  Others
-     * read all RAM once: merging meanwhile would compete with that for the
-     * guest's time.
+     * A background snapshot needs userfaultfd on RAM for itself.  Others read
+     * all RAM once: merging would compete for the guest's time.
      */
     if (migration_is_running()) {
         return "a migration or snapshot is running";
@@ -128,7 +127,7 @@ static bool kernel_hides_nested_state(void)
     return major < 6 || (major == 6 && minor < 13);
 }
 
-/* A feature of a CPU or of the machine, which many do not know. */
+/* A feature that many CPUs and machines do not know. */
 static bool has_feature(Object *obj, const char *feature)
 {
     return object_property_find(obj, feature) &&
@@ -144,9 +143,8 @@ const char *ksm_inhibited_by_cpus(void)
                "or newer here; use -cpu ...,-vmx,-svm";
     }
     /*
-     * Memory tags (arm64 MTE) stand beside the bytes of a page, and are not
-     * compared: two pages with different tags would become one.  TCG has them
-     * in memory of their own.
+     * Memory tags (arm64 MTE) are not compared: pages with different tags would
+     * become one.  TCG has them in memory of their own.
      */
     if (kvm_enabled() && has_feature(qdev_get_machine(), "mte")) {
         return "the guest's memory has tags, which are not compared; use "

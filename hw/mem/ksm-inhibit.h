@@ -17,7 +17,7 @@ bool ksm_pinned(void);
 /* NULL, or why all RAM must be left alone; static text. */
 const char *ksm_inhibited(void);
 
-/* NULL, or why RAM of this machine must be left alone; static text. */
+/* The same for RAM of this machine. */
 const char *ksm_inhibited_by_cpus(void);
 
-#endif /* HW_MEM_KSM_INHIBIT_H */
+#endif

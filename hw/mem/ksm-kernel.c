@@ -8,7 +8,6 @@
 #include "qemu/cutils.h"
 #include "ksm-kernel.h"
 
-/* A file's name and where its number goes. */
 typedef struct KsmKernelField {
     const char *name;
     size_t offset;
@@ -145,7 +144,7 @@ static bool line_is_past(const char *line, uintptr_t end)
     return line_is_head(line, &from, &to) && from >= end;
 }
 
-/* The range that a mapping lies in, if the line is the head of a mapping. */
+/* The range that a mapping lies in, if the line is the head of one. */
 static bool range_find(KsmKernelRange *ranges, unsigned n_ranges,
                        const char *line, KsmKernelRange **range)
 {
@@ -189,7 +188,7 @@ void ksm_kernel_read_ranges(const char *proc, KsmKernelRange *ranges,
     if (!file) {
         return;
     }
-    /* no further than needed: for all that is read, page tables are walked */
+    /* no further than needed: reading walks page tables */
     while (getline(&line, &size, file) >= 0 && !line_is_past(line, end)) {
         if (!range_find(ranges, n_ranges, line, &range) && range) {
             range_add_line(range, line);

@@ -4,9 +4,9 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Reads /sys/kernel/mm/ksm, /proc/self/ksm_stat, /proc/self/smaps and
- * /proc/vmstat.  A file that is missing or may not be read is no error: its
- * values are not known.  The paths are arguments so that tests can bring their
- * own.  Leaves to others: the meaning of the values (ksm-stats.c).
+ * /proc/vmstat.  Values of a missing or unreadable file are not known, which is
+ * no error.  Tests bring their own paths.  Leaves to others: the meaning of the
+ * values (ksm-stats.c).
  */
 #ifndef HW_MEM_KSM_KERNEL_H
 #define HW_MEM_KSM_KERNEL_H
@@ -15,7 +15,6 @@
 #define KSM_KERNEL_PROC "/proc/self"
 #define KSM_KERNEL_VMSTAT "/proc/vmstat"
 
-/* A number from one of the kernel's files. */
 typedef struct KsmKernelValue {
     bool known;
     int64_t value;
@@ -65,4 +64,4 @@ void ksm_kernel_read_process(const char *proc, KsmKernelProcess *process);
 void ksm_kernel_read_ranges(const char *proc, KsmKernelRange *ranges,
                             unsigned n_ranges);
 
-#endif /* HW_MEM_KSM_KERNEL_H */
+#endif

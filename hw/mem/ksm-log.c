@@ -3,18 +3,18 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Merging is a user of the log (GLOBAL_DIRTY_KSM) beside migration, dirty rate
- * and dirty limit, with a bitmap of its own (DIRTY_MEMORY_KSM): every write
- * sets a bit for each user, and each clears its own.  All share one step: the
- * accelerator has to notice the next write to the page again.  Asking for that
- * sooner than the others expect would spoil their figures: while anybody else
- * uses the log we only take the bits that they have asked for.
+ * Beside migration, dirty rate and dirty limit, merging is a user of the log
+ * (GLOBAL_DIRTY_KSM) with its own bitmap (DIRTY_MEMORY_KSM): a write sets a bit
+ * for each user, and each clears its own.  All share one step: the accelerator
+ * has to notice the next write to the page again.  Asking for that too soon
+ * would spoil the others' figures: while they use the log we only take the bits
+ * that they have asked for.
  *
- * The log is a hint.  It sees writes of vCPUs, QEMU's devices and vhost, but
- * not those of a thread through a pointer (loadvm, an incoming migration).
+ * The log, a hint, sees writes of vCPUs, QEMU's devices and vhost, but not
+ * those through a pointer (loadvm, an incoming migration).
  *
- * Asking needs the BQL, for which the merging thread must not wait: so the
- * bits pass through a bitmap here.
+ * Asking needs the BQL, for which the merging thread must not wait: the bits
+ * pass through a bitmap.
  */
 
 #include "qemu/osdep.h"
@@ -47,7 +47,7 @@ static void physical_memory_dirty_bits_cleared(ram_addr_t start,
 }
 #endif
 
-/* A sync goes on for at most so much RAM in which something was written. */
+/* A sync takes at most this much RAM with written pages. */
 #define PIECE_WORDS (256 * 1024 * 1024ul / KSM_PAGE_SIZE / BITS_PER_LONG)
 #define BLOCK_WORDS (DIRTY_MEMORY_BLOCK_SIZE / BITS_PER_LONG)
 
@@ -163,7 +163,6 @@ static void log_arm(KsmLog *log, size_t from, size_t to)
     trace_ksm_log_sync(log->block->idstr, start, length);
 }
 
-/* One piece; true when nothing is left. */
 static bool log_sync(void)
 {
     KsmLog *log;

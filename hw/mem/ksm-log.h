@@ -21,8 +21,8 @@ KsmLog *ksm_log_new(RAMBlock *block);
 void ksm_log_free(KsmLog *log);
 
 /*
- * Switches logging on or off, if it is not so already.  Writes are not seen
- * while it is off: then all pages count as written.
+ * Switches logging on or off.  Writes are not seen while it is off: then all
+ * pages count as written.
  */
 void ksm_log_switch(bool on);
 
@@ -30,8 +30,8 @@ void ksm_log_switch(bool on);
 void ksm_log_forget(void);
 
 /*
- * Collects the written pages of all RAM blocks, piece by piece, so that the
- * main loop is not held up: false as long as there is more.
+ * Collects a piece of the written pages of all RAM blocks: all at once would
+ * hold up the main loop.  False: there is more.
  */
 bool ksm_log_sync(void);
 
@@ -39,11 +39,11 @@ bool ksm_log_sync(void);
 uint64_t ksm_log_time(void);
 
 /*
- * Adds a bit to @bitmap for each page that was written before the last sync
- * and has not been taken since.  False: not known, the log is off.  By any
- * thread, but not during ksm_log_sync().
+ * Adds a bit to @bitmap for each page written before the last sync and not
+ * taken since.  False: not known, the log is off.  By any thread, but not
+ * during ksm_log_sync().
  */
 bool ksm_log_take(KsmLog *log, size_t first_page, size_t n_pages,
                   unsigned long *bitmap);
 
-#endif /* HW_MEM_KSM_LOG_H */
+#endif

@@ -3,9 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A timer in the iothread steps the engine.  The engine's lock is held during
- * a step and a vCPU may be waiting for a page that has been taken out, so a
- * step never takes the BQL or waits for anything else of QEMU's.
+ * The engine's lock is held during a step and a vCPU may be waiting for a page
+ * that has been taken out, so a step never takes the BQL or waits for anything
+ * else of QEMU's.
  */
 
 #include "qemu/osdep.h"

@@ -15,8 +15,8 @@
 typedef struct KsmRunner KsmRunner;
 
 /*
- * The fixed properties of an engine.  All backends share one engine, so that
- * their memory is merged with each other's, and must agree on these.
+ * The fixed properties of an engine.  All backends share one, so that their
+ * memory merges, and must agree on these.
  */
 typedef struct KsmRunnerKey {
     KsmScope scope;
@@ -25,12 +25,12 @@ typedef struct KsmRunnerKey {
     IOThread *iothread;         /* NULL: the internal one */
 } KsmRunnerKey;
 
-/* False with @errp set if there is an engine that was made for another key. */
+/* False with @errp set if there is an engine with another key. */
 bool ksm_runner_check(const KsmRunnerKey *key, Error **errp);
 
 /*
- * Takes a user of the engine with that key, which is made if there is none.
- * NULL with @errp set if there can be none.
+ * Takes a user of the engine with that key, made if there is none.  NULL with
+ * @errp set if there can be none.
  */
 KsmRunner *ksm_runner_get(const KsmRunnerKey *key, Error **errp);
 void ksm_runner_put(KsmRunner *runner);
@@ -38,12 +38,12 @@ void ksm_runner_put(KsmRunner *runner);
 KsmEngine *ksm_runner_engine(KsmRunner *runner);
 
 /*
- * Divides vm.max_map_count between the engine and QEMU's coroutines.  To be
- * called when devices have come or gone, and as merging goes on.
+ * Divides vm.max_map_count between the engine and QEMU's coroutines.  Call it
+ * when devices come or go, and as merging goes on.
  */
 void ksm_runner_share_vmas(KsmRunner *runner);
 
 /* Steps the engine soon, after a change that it cannot see. */
 void ksm_runner_kick(KsmRunner *runner);
 
-#endif /* HW_MEM_KSM_RUNNER_H */
+#endif

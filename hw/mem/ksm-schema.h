@@ -24,4 +24,4 @@ KsmFreePolicy ksm_schema_free_policy(MemoryKsmFreePolicy policy);
 MemoryKsmState ksm_schema_state(KsmState state);
 MemoryKsmReasonKind ksm_schema_reason(KsmReason reason);
 
-#endif /* HW_MEM_KSM_SCHEMA_H */
+#endif

@@ -30,7 +30,7 @@ static void reason_add_pages(MemoryKsmReasonList **list,
     reason->text = g_strdup(text);
     reason->has_pages = pages != 0;
     reason->pages = pages;
-    /* few of them: walking to the end is cheaper than carrying it about */
+    /* few of them: walking is cheap */
     while (*list) {
         list = &(*list)->next;
     }
@@ -130,7 +130,7 @@ static MemoryKsmProcessStats *process_stats(const KsmKernelProcess *kernel)
     return process;
 }
 
-/* Everything that is read once for all backends. */
+/* Read once for all backends. */
 typedef struct KsmStatsInput {
     KsmKernelHost host;
     KsmKernelProcess process;
@@ -139,8 +139,8 @@ typedef struct KsmStatsInput {
 } KsmStatsInput;
 
 /*
- * The kernel walks all page tables and mappings for smaps: a few ms per GiB
- * and per thousand mappings.  So this is done without the BQL.
+ * Without the BQL: for smaps the kernel walks all page tables and mappings, a
+ * few ms per GiB and per thousand mappings.
  */
 static int input_read(void *opaque)
 {
@@ -168,7 +168,6 @@ static void input_read_unlocked(KsmStatsInput *input)
     bql_lock();
 }
 
-/* State and reasons of a backend whose memory the kernel merges. */
 static void kernel_backend_reasons(const KsmGuestRam *ram,
                                    const KsmStatsInput *input,
                                    const KsmKernelRange *range,
@@ -225,7 +224,7 @@ static void engine_backend_reasons(const KsmGuestInfo *info,
     for (int i = 0; info->has_stats && i < KSM_REASON_MAX; i++) {
         uint64_t pages = info->region.reasons[i];
 
-        /* said for the whole backend already, with more of a text */
+        /* already said for the whole backend, in more detail */
         if (!pages || (info->inhibited && (i == KSM_REASON_RUN_OFF ||
                                            i == KSM_REASON_INHIBITED))) {
             continue;
@@ -254,8 +253,8 @@ static MemoryKsmStall *engine_stall(const KsmStats *engine)
     } while (0)
 
 /*
- * All backends share one engine.  Its totals are divided among them: pages of
- * the pool by use, memory by size.
+ * The engine's totals are divided among its backends: pages of the pool by use,
+ * memory by size.
  */
 static void engine_backend_saved(const KsmGuestInfo *info,
                                  MemoryKsmBackendStats *stats)
@@ -333,7 +332,6 @@ static void engine_backend_stats(KsmGuest *guest, const KsmGuestRam *ram,
     }
 }
 
-/* Memory that the guest has given back, or why it does not. */
 static void freed_backend_stats(const KsmGuest *guest,
                                 MemoryKsmBackendStats *stats)
 {

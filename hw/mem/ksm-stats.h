@@ -11,4 +11,4 @@
 /* In a coroutine or not; gives up the BQL.  The caller frees the answer. */
 MemoryKsmStats *ksm_stats_query(void);
 
-#endif /* HW_MEM_KSM_STATS_H */
+#endif

@@ -3,10 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A process may have 65530 mappings by default.  A merged run takes two, and
- * so does a coroutine's stack.  QEMU ends when it cannot have a stack, and its
- * pool of coroutines assumes that all mappings but KSM_VMAS_FIXED are for
- * stacks.
+ * A process may have 65530 mappings by default.  A merged run takes two, and so
+ * does a coroutine's stack.  QEMU ends when it cannot have a stack; its pool of
+ * coroutines reckons with all but KSM_VMAS_FIXED for stacks.
  */
 #ifndef HW_MEM_KSM_VMAS_H
 #define HW_MEM_KSM_VMAS_H
@@ -27,4 +26,4 @@ typedef struct KsmVmas {
 KsmVmas ksm_vmas_share(uint64_t max_map_count, unsigned wanted,
                        uint64_t runs);
 
-#endif /* HW_MEM_KSM_VMAS_H */
+#endif

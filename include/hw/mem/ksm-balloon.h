@@ -12,10 +12,10 @@
 
 #include "hw/mem/ksm.h"
 
-/* The giving back of the RAM of one memory-backend-ksm. */
+/* One per memory-backend-ksm. */
 typedef struct KsmBalloon KsmBalloon;
 
-/* Pages of one backend that were given back, since it was made. */
+/* Pages of one backend that were given back so far. */
 typedef struct KsmBalloonStats {
     uint64_t hinted;            /* all of them */
     uint64_t eager;             /* of them: went back to the host at once */
@@ -35,8 +35,8 @@ typedef struct KsmBalloonStats {
 bool ksm_balloon_give(RAMBlock *rb, uint64_t start, size_t length);
 
 /**
- * ksm_balloon_collect: as ksm_balloon_give(), but ranges next to each other
- * are given back together, at the latest by ksm_balloon_flush().
+ * ksm_balloon_collect: as ksm_balloon_give(), but neighbouring ranges are given
+ * back together, at the latest by ksm_balloon_flush().
  *
  * The guest must not be told in between that the device is done with them.
  */
@@ -80,4 +80,4 @@ static inline void ksm_balloon_flush(void)
 
 #endif /* CONFIG_LINUX */
 
-#endif /* HW_MEM_KSM_BALLOON_H */
+#endif

@@ -19,4 +19,4 @@
 #define KSM_CLASS_DATA void
 #endif
 
-#endif /* HW_MEM_KSM_COMPAT_H */
+#endif

@@ -21,8 +21,7 @@ typedef struct KsmGuest KsmGuest;
  * MADV_DONTNEED on a merged range would bring back its content rather than
  * zeroes.
  *
- * Return: true with @ret set, or false if there is nothing merged and the
- * caller may go on as always.
+ * Return: true with @ret set; false: nothing is merged, go on as always.
  */
 bool ksm_guest_discard(KsmGuest *guest, uint64_t start, size_t length,
                        int *ret);
@@ -30,43 +29,37 @@ bool ksm_guest_discard(KsmGuest *guest, uint64_t start, size_t length,
 /**
  * ksm_guest_dma_map, ksm_guest_dma_unmap: a device is given the address of
  * RAM to write to, and is done with it.
- *
- * Its writes past the page tables would be lost if the page was replaced
- * meanwhile.
  */
 void ksm_guest_dma_map(KsmGuest *guest, uint64_t start, uint64_t length);
 void ksm_guest_dma_unmap(KsmGuest *guest, uint64_t start, uint64_t length);
 
 /**
  * ksm_guest_makes_room: does ksm_guests_make_room() give up this RAM?
- *
- * Asking changes nothing: it stays merged.
  */
 bool ksm_guest_makes_room(KsmGuest *guest);
 
 /**
  * ksm_guests_make_room: gives up all merged RAM because someone else needs
- * userfaultfd on it (background snapshot).  Merging goes on by itself
- * when that is over.
+ * userfaultfd on it (background snapshot).
  *
- * Called without the BQL, by the thread of a migration that has begun: until
- * that ends merging is not resumed.  Takes a minute for 100 GiB; nobody waits
- * for more than a small part of that.
+ * Called without the BQL, by the thread of a migration that has begun: merging
+ * resumes by itself when that ends.  Takes a minute for 100 GiB; others wait
+ * for small parts only.
  */
 void ksm_guests_make_room(void);
 
 /**
  * ksm_guests_bypass_begin, ksm_guests_bypass_end: something outside QEMU may
- * write to any RAM past the page tables, without the pages being pinned and
- * without address_space_map(): RAM must not be merged meanwhile.
+ * write to any RAM past the page tables, without pinning and without
+ * address_space_map(): RAM must not be merged meanwhile.
  */
 void ksm_guests_bypass_begin(void);
 void ksm_guests_bypass_end(void);
 
 /**
  * ksm_guests_pin_begin, ksm_guests_pin_end: a device may pin any RAM from now
- * on, or be told where it is.  To be called before it does so for the first
- * time, and after it has let go of all of it.
+ * on, or be told where it is.  Called before the first time, and after it has
+ * let go of all of it.
  */
 void ksm_guests_pin_begin(void);
 void ksm_guests_pin_end(void);
@@ -75,8 +68,8 @@ void ksm_guests_pin_end(void);
  * ksm_ram_remapped: a range of RAM was discarded after a memory error, and
  * may have been mapped anew.
  *
- * QEMU would mark it for the kernel's KSM, as -machine mem-merge says, and
- * for core dumps, as -machine dump-guest-core says.
+ * QEMU would mark it for the kernel's KSM (-machine mem-merge) and for core
+ * dumps (-machine dump-guest-core).
  *
  * Return: true if it is of a memory-backend-ksm, and is as that wants it.
  */
@@ -124,4 +117,4 @@ static inline bool ksm_ram_remapped(RAMBlock *block, uint64_t start,
 
 #endif /* CONFIG_LINUX */
 
-#endif /* HW_MEM_KSM_HOOKS_H */
+#endif

@@ -84,4 +84,4 @@ void ksm_guest_set_dump(KsmGuest *guest, bool dump);
 bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
                        Error **errp);
 
-#endif /* HW_MEM_KSM_H */
+#endif

@@ -4,15 +4,15 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Two kinds of memory become regions of one engine, which a thread of ours
- * steps: large blocks of malloc(), which are taken from the C library's hands
- * because it unmaps and moves its own without a call that could be seen; and
- * private anonymous mappings the program makes by mmap().
+ * steps: large blocks of malloc(), taken from the C library because it unmaps
+ * and moves its own unseen; and private anonymous mappings the program makes by
+ * mmap().
  *
  * The danger is memory that changes its place or kind behind the engine's
- * back.  So whatever unmaps, moves, protects or locks part of a region goes
- * through here: the region is first taken from the engine (back to anonymous
- * memory), the call is done, and what is left of it is given back.
- * MADV_DONTNEED and MADV_FREE are what the engine has calls for.
+ * back.  So every call that unmaps, moves, protects or locks part of a region
+ * goes through here: the region is taken from the engine (back to anonymous
+ * memory), the call is done, and the rest is given back.  For MADV_DONTNEED and
+ * MADV_FREE the engine has calls.
  *
  * After fork() the child has no engine: its memory stays as it is, shared
  * with the pool where it was merged.  Only discarding needs care there, or the
@@ -249,7 +249,6 @@ static bool overlaps(const void *addr, size_t len)
     return i < R.n && R.ranges[i].start < (const char *)addr + len;
 }
 
-/* A child of the process that has the engine. */
 static bool in_child(void)
 {
     return R.engine && R.owner != getpid();
@@ -265,7 +264,7 @@ static void range_add(char *start, size_t len)
         if (len < R.min || !have_engine()) {
             return;
         }
-        /* locked, shared, not writable: the engine says no, and so be it */
+        /* locked, shared, not writable: the engine says no */
         range.region = ksm_region_add(R.engine, start, len, -1, NULL, NULL,
                                       NULL);
         if (!range.region) {
@@ -402,8 +401,8 @@ int munmap(void *addr, size_t len)
 }
 
 /*
- * Memory that was merged may be several mappings, which mremap() does not
- * move as one (EFAULT): a copy, where the caller can live with a new address.
+ * Merged memory may be several mappings, which mremap() does not move as one
+ * (EFAULT): a copy, where the caller can live with a new address.
  */
 static void *move_by_copy(void *old, size_t old_len, size_t len, int flags,
                           void *to)
@@ -525,7 +524,7 @@ static int discard(char *addr, size_t len, int advice)
             size_t piece = MIN(end, r->start + r->len) - addr;
 
             if (in_child()) {
-                /* a child: the pool's contents must not come back */
+                /* a child */
                 result = sys_mmap(addr, piece, PROT_READ | PROT_WRITE,
                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
                                   0) == MAP_FAILED ? -1 : 0;

@@ -4,8 +4,8 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Run under ksm-run by test-ksm-run: equal large blocks are allocated, freed,
- * moved, cut, protected, discarded and forked while they are being merged, and
- * their contents are checked after each.  Knows nothing of libksm.
+ * moved, cut, protected, discarded and forked while being merged, and checked
+ * after each.  Knows nothing of libksm.
  */
 #include <pthread.h>
 #include <stdio.h>

@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Only sets the environment for ksm-run.so, which does the work (see
- * ksm-run-preload.c), and becomes the program.
+ * Sets the environment for ksm-run.so (ksm-run-preload.c), which does the work,
+ * and becomes the program.
  */
 #include <errno.h>
 #include <getopt.h>

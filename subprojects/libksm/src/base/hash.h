@@ -4,8 +4,8 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * XXH3 with a secret seed per engine, because a guest chooses what its pages
- * hold.  The code is built for several instruction sets and the best one the
- * processor has is taken.  A hash finds candidates and never decides.
+ * hold.  It is built for several instruction sets; the processor's best one is
+ * taken.
  */
 #ifndef KSM_HASH_H
 #define KSM_HASH_H
@@ -16,7 +16,6 @@ typedef uint64_t (*KsmHash)(const void *page, uint64_t seed);
 
 KsmHash hash_best(void);
 
-/* The hash of one engine. */
 typedef struct KsmHasher {
     KsmHash fn;
     uint64_t seed;          /* secret */

@@ -54,8 +54,8 @@ static inline bool kind_is_copied(uint8_t kind)
 }
 
 /*
- * As kind_is_copied(), but only if it is present: a marker in the page table
- * passes for swapped out, and a slot must not lose a user that still maps it.
+ * As kind_is_copied(), if present: a marker in the page table passes for
+ * swapped out, and a slot must not lose a user that still maps it.
  */
 static inline bool kind_is_anonymous(uint8_t kind)
 {

@@ -4,8 +4,8 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * A ticket lock: the thread in ksm_step() takes it chunk after chunk, and
- * others must get their turn in between.  It is made of pthread parts because
- * ThreadSanitizer knows those.
+ * others must get their turn in between.  Of pthread parts, which
+ * ThreadSanitizer knows.
  */
 #ifndef KSM_LOCK_H
 #define KSM_LOCK_H

@@ -17,8 +17,8 @@
 #define ROUND_UP_TO(n, to) (((n) + (to) - 1) / (to) * (to))
 
 /*
- * Asks for a page that will be read next: the processor's own prefetching ends
- * where a page does, and half of one is what it takes to catch up.
+ * Asks for the page to be read next: the processor's own prefetching ends with
+ * a page, and takes half of one to catch up.
  */
 static inline void page_prefetch(const char *page)
 {

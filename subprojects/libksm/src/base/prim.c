@@ -3,9 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Thin: one function per call, errno kept, nothing retried (who calls knows
- * what a retry means).  Kernel interfaces newer than the headers of the
- * distributions we build on are declared here.
+ * Thin: one function per call, errno kept, nothing retried (the caller knows
+ * what a retry means).  Kernel interfaces newer than the distributions' headers
+ * are declared here.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -3,10 +3,10 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * One table of functions, so that tests can make any call fail, at any
- * position, in any way a kernel may (nothing done, part done).  Nothing
- * here decides anything; the other rooms make no system call themselves.
- * Functions return 0 or a count, or -errno, except where said otherwise.
+ * One table of functions: tests make any call fail, at any position, in any way
+ * a kernel may (nothing done, part done).  It decides nothing; no other room
+ * makes system calls.  Functions return 0 or a count, or -errno, except where
+ * said otherwise.
  */
 #ifndef KSM_PRIM_H
 #define KSM_PRIM_H
@@ -112,23 +112,23 @@ typedef struct KsmPrim {
     int (*uffd_protect)(const UffdRange *range, bool on);
     /*
      * *done: bytes moved or copied, also when it failed.  A move that failed
-     * may have moved more than that (merge.h).  Never with
-     * UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES: where Linux 6.18 should say of a page
-     * that it has just become a hole, it goes round for ever.
+     * may have moved more than that (stage.h).  Never with
+     * UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES: Linux 6.18 loops for ever on a page
+     * that has just become a hole.
      */
     int (*uffd_move)(int fd, void *to, void *from, size_t len, size_t *done);
     int (*uffd_copy)(int fd, void *to, const void *from, size_t len,
                      size_t *done);
     int (*uffd_poison)(int fd, void *addr, size_t len);     /* Linux 6.6 */
     ssize_t (*pagemap)(PmScan *scan);   /* number of ranges */
-    /* signals of this thread; these do not fail */
+    /* signals of this thread; from here on no call fails */
     void (*signals_block)(sigset_t *old);
     void (*signals_restore)(const sigset_t *old);
     size_t (*file_limit)(void);         /* RLIMIT_FSIZE */
-    /* the host; these do not fail */
+    /* the host */
     size_t (*page_size)(void);
     const char *(*machine)(void);       /* as "uname -m" */
-    /* clocks and chance; these do not fail */
+    /* clocks and chance */
     uint64_t (*cpu_ns)(void);           /* of this thread */
     uint64_t (*now_ns)(void);
     uint64_t (*random)(void);

@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The engine reads guest memory while the guest writes it, on purpose: what
- * it reads is a guess that is verified later.  ThreadSanitizer is told so.
+ * The engine reads guest memory while the guest writes it, on purpose: a guess,
+ * verified later.  ThreadSanitizer is told so.
  */
 #ifndef KSM_TSAN_H
 #define KSM_TSAN_H

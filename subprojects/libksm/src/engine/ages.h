@@ -21,7 +21,6 @@ static inline unsigned age_skip(unsigned age)
     return age < G_N_ELEMENTS(skip) ? skip[age] : 8;
 }
 
-/* The page matched nothing. */
 static inline void age_miss(KsmRegion *r, size_t page)
 {
     unsigned age = MIN((r->history[page] >> 4) + 1, 15);

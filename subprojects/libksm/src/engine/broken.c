@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * In the history of a BROKEN page the high 4 bits count looks that found the
- * same hash, the low 4 bits those to be skipped.
+ * In the history of a BROKEN page the high 4 bits count quiet looks (quiet.h),
+ * the low 4 bits those to be skipped.
  */
 #include "base/prim.h"
 #include "base/tsan.h"
@@ -25,7 +25,7 @@ static void page_match(KsmEngine *e, KsmRegion *r, size_t page, bool zero)
     }
     place = index_lookup(&e->content.index, r->tag[page]);
     if (place == page_id(r, page)) {
-        return;     /* whoever is equal finds it there */
+        return;     /* an equal page finds it there */
     }
     page_again(r, page, place != PLACE_NONE);
     if (place != PLACE_NONE) {
@@ -51,7 +51,7 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint64_t hash64)
     r->history[page] = age << 4 | age_skip(age - 1);
 }
 
-/* Hashes what is to be looked at this time. */
+/* Hashes the pages due for a look. */
 static void pages_look(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     uint64_t hash[CHUNK_PAGES];

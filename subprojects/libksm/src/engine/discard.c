@@ -102,7 +102,7 @@ static int settle_pages(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     return ret;
 }
 
-/* The range has what was freed of a chunk, and what is in between. */
+/* The range: a chunk's freed pages, and those in between. */
 static void give_back(KsmEngine *e, KsmRegion *r, size_t page, size_t end)
 {
     size_t n;

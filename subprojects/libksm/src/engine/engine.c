@@ -3,8 +3,7 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * See libksm.h.  Here the rooms are built and given what they need, and the
- * lock is taken.
+ * Here the rooms are built and given what they need, and the lock is taken.
  */
 #include <errno.h>
 #include <string.h>
@@ -39,7 +38,7 @@ void ksm_config_init(KsmConfig *config)
     };
 }
 
-/* Opens a userfaultfd with the features; -errno. */
+/* A userfaultfd with the features; -errno. */
 static int uffd_open(uint64_t features)
 {
     int fd = prim.uffd(), ret;
@@ -73,8 +72,8 @@ static void uffd_error(int err, GError **error)
 }
 
 /*
- * What the engine compares of a page is its bytes, 4096 of them.  Where memory
- * has more to it (s390x: storage keys), pages that compare equal are not.
+ * The engine compares a page's 4096 bytes.  Where memory has more to it (s390x:
+ * storage keys), pages that compare equal are not.
  */
 static bool host_refused(GError **error)
 {
@@ -119,7 +118,7 @@ bool ksm_supported(GError **error)
     return true;
 }
 
-/* What the rooms need of each other, and of the configuration. */
+/* What the rooms need of each other and of the configuration. */
 static void engine_connect(KsmEngine *e)
 {
     e->dirty = (KsmDirty) {
@@ -173,7 +172,6 @@ static bool resources_error(GError **error, int err, const char *what)
     return false;
 }
 
-/* Opens what an engine needs; false with @error set. */
 static bool engine_open(KsmEngine *e, GError **error)
 {
     int ret;
@@ -202,7 +200,7 @@ static bool engine_open(KsmEngine *e, GError **error)
     vmas_init(&e->vmas, e->cfg.vma_reserve_percent, e->cfg.vma_reserve);
     /*
      * Without blocking write-protection a mapping of the pool stays after
-     * unmerging, and could show other content if slots were used again.
+     * unmerging, and could show other content if slots were reused.
      */
     if (e->uffd_wp < 0) {
         store_keep_all(e->content.store);
@@ -357,7 +355,7 @@ static void given_already(GError **error)
                 "the memory was given to an engine already");
 }
 
-/* False: the source of dirty pages does not work for the region. */
+/* False: the dirty source does not work for the region. */
 static bool region_source(KsmEngine *e, KsmRegion *r, GError **error)
 {
     int ret = dirty_choose(&e->dirty, r);
@@ -373,7 +371,7 @@ static bool region_source(KsmEngine *e, KsmRegion *r, GError **error)
     return ret == 0;
 }
 
-/* With the lock held: nothing here takes longer the more is registered. */
+/* With the lock held: takes no longer when more is registered. */
 static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
 {
     size_t used = directory_pages(&e->dir), pages = used + r->n_pages;
@@ -438,9 +436,9 @@ static KsmRegion *region_make(KsmEngine *e, void *addr, size_t len, int node,
 }
 
 /*
- * The memory is nobody's so far, and nobody else adds any.  What takes long is
- * done without the lock: reading the kernel's list of mappings, and preparing
- * what is kept of each page.
+ * The memory is nobody's so far, and nobody else adds any.  The slow parts run
+ * without the lock: reading the kernel's list of mappings, and preparing the
+ * data per page.
  */
 static KsmRegion *region_add(KsmEngine *e, void *addr, size_t len, int node,
                              const KsmRegionOps *ops, void *opaque,
@@ -497,9 +495,8 @@ KsmRegion *ksm_region_add(KsmEngine *engine, void *addr, size_t len, int node,
 }
 
 /*
- * Called and left with the lock held, but others have it in between: nobody
- * knows the region any more, but for what stands in the index, which may name
- * its pages until they are dropped.
+ * Called and left with the lock held, but others have it in between: only the
+ * index may still name the region's pages, until they are dropped.
  */
 static void region_drop(KsmEngine *e, KsmRegion *r)
 {
@@ -543,7 +540,7 @@ int ksm_region_remove(KsmRegion *region, KsmRemove how)
     return ret;
 }
 
-/* When to be called again, after a step that did what it could. */
+/* When to be called again after a step. */
 #define ANSWER_NS   UINT64_C(10000000)      /* between looks for answers */
 
 static int64_t step_pause(KsmEngine *e, bool more)
@@ -572,7 +569,7 @@ static int64_t step_pause(KsmEngine *e, bool more)
 
 #define FORGET_CHUNKS   1024u
 
-/* Forgets ages, as ksm_rescan() wants it; false: there is no more to do. */
+/* Forgets ages for ksm_rescan(); false: there is no more to do. */
 static bool ages_forget(KsmEngine *e)
 {
     for (guint i = 0; e->forget && i < e->regions->len; i++) {
@@ -595,8 +592,8 @@ static bool ages_forget(KsmEngine *e)
 }
 
 /*
- * A piece of what was put off because it would take long.  True: there is
- * more.  *@crowded: pages that are found now would not be remembered.
+ * A piece of work that was put off as too long.  True: there is more.
+ * *@crowded: pages that are found now would not be remembered.
  */
 static bool engine_upkeep(KsmEngine *e, bool *crowded)
 {

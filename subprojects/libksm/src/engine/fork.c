@@ -58,16 +58,12 @@ static void fork_done(void)
     pthread_mutex_unlock(&adding_lock);
 }
 
-/*
- * In the child the engines are dead: their userfaultfd is the parent's, and
- * what was done through it would be done to the parent's memory.
- */
 static void fork_child(void)
 {
     for (guint i = 0; engines && i < engines->len; i++) {
         KsmEngine *e = g_ptr_array_index(engines, i);
 
-        /* whoever waited for the lock does not exist here */
+        /* the lock's waiters do not exist here */
         e->dead = true;
         store_fork(e->content.store, FORK_CHILD);
         lock_init(&e->lock);

@@ -16,9 +16,8 @@
 #define IDLE_SOON_NS    UINT64_C(1000000000)
 #define IDLE_MAX_NS     UINT64_C(10000000000)
 /*
- * A pass that did not pay for itself is rested from for so many times its CPU
- * time, but for hashing, which is done once: 0.07 % of a core for watching
- * memory where nothing happens.
+ * After a pass that did not pay for itself, rest this many times its CPU time,
+ * excluding hashing, which is done once: idle memory costs 0.07 % of a core.
  */
 #define REST_SHARE      1500u
 #define REST_MAX_NS     UINT64_C(30000000000)
@@ -26,7 +25,6 @@
 #define PASS_MIN_NS     UINT64_C(2000000000)
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
 
-/* Is the page to be passed over this time?  Counts it. */
 static bool page_skip(KsmEngine *e, KsmRegion *r, size_t page)
 {
     if (!e->cfg.smart_scan || !age_passes(r, page)) {
@@ -85,7 +83,7 @@ void scan_kick(KsmEngine *e)
     e->scan.idle_ns = 0;
 }
 
-/* Pages of a chunk that were merged and have been written since. */
+/* A merged page was written. */
 static void page_broke(KsmEngine *e, KsmRegion *r, size_t page)
 {
     content_leave(&e->content, r, page, PAGE_BROKEN);
@@ -93,7 +91,7 @@ static void page_broke(KsmEngine *e, KsmRegion *r, size_t page)
     e->total.cow_broken++;
 }
 
-/* What the page tables say about a page against what we thought. */
+/* A page's state, corrected by what the page tables say. */
 static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
 {
     bool there = (kind & PM_PRESENT) && !(kind & PM_ZEROPFN);
@@ -150,14 +148,13 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
 }
 
 /*
- * Pages that could not be isolated are tried again.  What looks like a pin
- * may be that a child was forked: the kernel moves only pages that are known
- * to be ours alone, and finds that out at the next write.  A write fault
- * without a write does it; but only once the child is gone, for before it
- * would make a copy.  (A page table entry that says so too soon costs that
- * copy.)  Nor while a device writes by a plain reference: the fault would
- * copy, and leave the device with the old page.  One that comes later finds
- * the page by a write fault of its own.
+ * Pages that could not be isolated are tried again.  A forked child may look
+ * like a pin: the kernel moves only pages known to be ours alone, and finds
+ * that out at the next write.  A write fault without a write does it, but only
+ * once the child is gone: before, it would copy.  (A page table entry that says
+ * so too soon costs that copy.)  Nor while a device writes by a plain
+ * reference: the fault would copy, and leave the device the old page.  A later
+ * device finds the page by its own write fault.
  */
 static void chunk_unshare(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -182,10 +179,7 @@ static void chunk_unshare(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
 }
 
-/*
- * What the page tables say about the chunk, into scan.kinds; false: that cannot
- * be had.
- */
+/* Reads the chunk's page tables into scan.kinds; false: cannot be had. */
 static bool chunk_kinds(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     size_t first = chunk * CHUNK_PAGES;
@@ -203,7 +197,7 @@ static bool chunk_kinds(KsmEngine *e, KsmRegion *r, size_t chunk)
                      e->scan.kinds + lo) == 0;
 }
 
-/* Looks at the chunk's page tables; false: they cannot be had. */
+/* False: the chunk's page tables cannot be had. */
 static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
@@ -242,10 +236,7 @@ static bool page_wanted(KsmEngine *e, KsmRegion *r, size_t page)
             s == PAGE_ZEROES) && !page_skip(e, r, page);
 }
 
-/*
- * Without a source, a page has to be seen twice with the same hash.  False:
- * it is the first time.
- */
+/* Without a source.  False: this is the first look with that hash. */
 static bool checksum_quiet(KsmEngine *e, KsmRegion *r, size_t page,
                            uint32_t hash)
 {
@@ -271,7 +262,7 @@ static bool checksum_quiet(KsmEngine *e, KsmRegion *r, size_t page,
     return false;
 }
 
-/* Something is equal to @page of which the index knows. */
+/* The index knows something equal to @page. */
 static void page_equal(KsmEngine *e, KsmRegion *r, size_t page,
                        uint32_t place)
 {
@@ -280,7 +271,7 @@ static void page_equal(KsmEngine *e, KsmRegion *r, size_t page,
     content_met(&e->content, place);
 }
 
-/* A page whose content is known is looked up, and known to the index. */
+/* Looks the page up, and makes it known to the index. */
 static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
 {
     uint32_t place = index_lookup(&e->content.index, tag);
@@ -296,8 +287,8 @@ static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
 }
 
 /*
- * The same for one about which a remote store is asked, if nothing here is
- * equal to it.  While it takes no more questions, the page stays new.
+ * The same, but asks a remote store if nothing here is equal.  While that takes
+ * no more questions, the page stays new.
  */
 static void page_tag_or_ask(KsmEngine *e, KsmRegion *r, size_t page,
                             uint32_t tag, uint64_t hash64)
@@ -345,10 +336,7 @@ static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
     }
 }
 
-/*
- * The page is not equal to what the index knows by its tag, though it did not
- * change: from now on it goes by @tag.
- */
+/* From now on the page goes by @tag, see MergeCollided. */
 static void page_collided(KsmEngine *e, KsmRegion *r, size_t page,
                           uint32_t tag)
 {
@@ -363,7 +351,7 @@ static uint64_t zero_or_not(KsmEngine *e, const char *page)
                                             : ~e->hasher.zero;
 }
 
-/* Hashes what is to be hashed; returns how many pages that were. */
+/* Hashes the wanted pages; returns how many. */
 static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     uint64_t hash[CHUNK_PAGES];
@@ -406,7 +394,6 @@ static void partners_queue(KsmEngine *e)
     }
 }
 
-/* Carries the plan out, and takes note of what came of it. */
 static unsigned plan_merge(KsmEngine *e, KsmRegion *r)
 {
     unsigned merged = merge_plan(&e->merge);
@@ -479,8 +466,8 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
 }
 
 /*
- * While the region rests: which pages do no longer save anything?  Merged ones
- * that were written, and zeroes that were given back.  Reads page tables.
+ * While the region rests: finds, in page tables, pages that save nothing any
+ * more: merged ones that were written, and zeroes that were given back.
  */
 static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -537,7 +524,7 @@ static KsmRegion *region_next(KsmEngine *e, KsmRegion *r)
     return NULL;
 }
 
-/* Is the region to be merged in the pass that begins? */
+/* Is the region to be merged in this pass? */
 static void region_start(KsmEngine *e, KsmRegion *r)
 {
     r->rests = region_inhibited(r) || !e->run;
@@ -568,7 +555,7 @@ static void pass_start(KsmEngine *e)
     s->chunk = 0;
 }
 
-/* How long to be idle after a pass; 0: what it merged was worth its while. */
+/* How long to be idle after a pass; 0: it was worth its while. */
 static uint64_t pass_rest(const KsmEngine *e)
 {
     const KsmScan *s = &e->scan;
@@ -634,7 +621,7 @@ static bool chunk_in_phase(const KsmChunk *c, ScanPhase phase)
     return (c->flags & CHUNK_VISIT) && (phase == PHASE_REST || good);
 }
 
-/* Passed over by turns, so that no pass looks at all of them. */
+/* Passed over by turns: no pass looks at all of them. */
 static bool chunk_has_books(const KsmScan *s, const KsmChunk *c)
 {
     return (c->mapped > c->broken || c->given) &&
@@ -680,7 +667,7 @@ static void step_visit(KsmEngine *e)
     }
 }
 
-/* The cursor is at the end of a region: go on to the next, or phase. */
+/* At the end of a region: go on to the next, or phase. */
 static bool cursor_advance(KsmEngine *e)
 {
     KsmScan *s = &e->scan;

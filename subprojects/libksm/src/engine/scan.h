@@ -3,20 +3,19 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A pass asks the dirty source about everything, then visits the chunks
- * where something is to be done: first those where merging paid before and
- * those never seen, then the rest.  In a visited chunk the quiet pages that
- * are not known are hashed and looked up.  A chunk where enough equal pages
- * have come together is ripe: it is merged at once, and so are the chunks
- * that hold the other copies.
+ * A pass asks the dirty source about everything, then visits the chunks where
+ * something is to be done: first those where merging paid before and those
+ * never seen, then the rest.  In a visited chunk, quiet unknown pages are
+ * hashed and looked up.  A chunk where enough equal pages have come together is
+ * ripe: it is merged at once, and so are the chunks with the other copies.
  *
- * Why one visit is enough: the kernel's KSM needs two passes to know that a
- * page is quiet.  Here the dirty source says so.  Only without one (checksum)
- * a page has to be seen twice with the same hash.
+ * Why one visit is enough: the kernel's KSM needs two passes to know a quiet
+ * page.  Here the dirty source tells.  Only without one (checksum) a page has
+ * to be seen twice with the same hash.
  *
- * A region rests while merging is inhibited or off.  The books are kept all
- * the same: which merged pages were written is read from the page tables, so
- * that slots nobody uses any more go back to the kernel.  Nothing is touched.
+ * A region rests while merging is inhibited or off.  Nothing is touched, but
+ * the books are kept: page tables tell which merged pages were written, so that
+ * unused slots go back to the kernel.
  */
 #ifndef KSM_SCAN_H
 #define KSM_SCAN_H
@@ -24,8 +23,8 @@
 #include "engine/state.h"
 
 /*
- * Is there anything to do while merging is off?  Merged pages may be written,
- * and slots of the pool wait for being given back.
+ * Is there work while merging is off?  Merged pages may be written, and slots
+ * of the pool wait to be given back.
  */
 bool scan_has_books(const KsmEngine *e);
 
@@ -38,7 +37,6 @@ bool scan_step(KsmEngine *e);
 /* The chunk is ripe, or may be: merge it soon. */
 void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk);
 
-/* The region goes. */
 void scan_forget(KsmEngine *e, KsmRegion *r);
 
 /* Something changed: a pass is due at once. */

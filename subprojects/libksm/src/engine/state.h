@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Only the rooms of this floor know struct KsmEngine.  It is behind one lock:
- * ksm_step() holds that for a chunk at a time.
+ * Only the rooms of this floor know struct KsmEngine.  ksm_step() holds its one
+ * lock for a chunk at a time.
  */
 #ifndef KSM_STATE_H
 #define KSM_STATE_H
@@ -93,7 +93,6 @@ static inline KsmEngine *region_engine(KsmRegion *r)
     return ((EngineRegion *)r)->engine;
 }
 
-/* Equal pages merge only where the scope says so. */
 static inline bool engine_zero_only(const KsmEngine *e)
 {
     return e->cfg.scope == KSM_SCOPE_ZERO;

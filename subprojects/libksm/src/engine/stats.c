@@ -4,8 +4,7 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Every populated page that is not merged, nor swapped out, has one reason.
- * Most follow from its state; those of pages that could be merged and are not
- * stand in their chunk.
+ * Most follow from its state; a chunk holds those of its mergeable pages.
  */
 #include "engine/state.h"
 
@@ -160,14 +159,14 @@ void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
                        e->dir.len * sizeof(*e->dir.entry);
     merge_sum(e, stats);
     stats_finish(stats, engine_state(e));
-    /* slots that are kept though nobody uses them cost memory, too */
+    /* unused slots that are kept cost memory, too */
     stats->profit -= (int64_t)(store.leaked * PAGE_BYTES);
     lock_release(&e->lock);
 }
 
 /*
- * A region's share of the pool: its own users.  pages_shared is not told by
- * region; a slot that others use too would count twice.
+ * A region's share of the pool: its own users.  Without pages_shared: slots
+ * that others use too would count twice.
  */
 void ksm_region_get_stats(KsmRegion *region, KsmStats *stats)
 {

@@ -14,7 +14,7 @@
 #error "madvise() constants are missing: _GNU_SOURCE?"
 #endif
 
-/* One entry of /proc/self/smaps, as far as we need it. */
+/* Part of an entry of /proc/self/smaps. */
 typedef struct Mapping {
     uintptr_t start, end;
     char perms[5];
@@ -119,7 +119,6 @@ static const char *flags_look(KsmRegion *r, const char *line)
     return why ? why : flags_keep(r, (const gchar *const *)flags);
 }
 
-/* How far a walk of /proc/self/smaps has come. */
 typedef struct Walk {
     KsmRegion *r;
     uintptr_t at;       /* the range is looked at up to here */

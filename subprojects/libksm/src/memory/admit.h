@@ -3,9 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Everything that the engine does presumes private anonymous memory that
- * nobody else manages.  /proc/self/smaps says whether it is, and which
- * attributes it has; the region remembers those for attr.h.
+ * The engine presumes private anonymous memory that nobody else manages.
+ * /proc/self/smaps tells that, and the attributes, which the region remembers
+ * for attr.h.
  */
 #ifndef KSM_ADMIT_H
 #define KSM_ADMIT_H

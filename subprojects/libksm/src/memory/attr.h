@@ -3,9 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Memory that is mapped anew gets the attributes that the region had when it
- * was added: advice, overcommit, NUMA policy.  Its owner is told, and adds what
- * it changed since.
+ * Newly mapped memory gets the attributes that the region had when it was
+ * added: advice, overcommit, NUMA policy.  Its owner is told, and adds what it
+ * changed since.
  */
 #ifndef KSM_ATTR_H
 #define KSM_ATTR_H
@@ -17,7 +17,7 @@ typedef enum AttrKind {
     ATTR_SHARED,        /* the pool: not those about huge pages */
 } AttrKind;
 
-/* A hint each: whether the kernel takes it does not matter. */
+/* Hints: the kernel may refuse them. */
 void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind);
 void attr_give_policy(const KsmRegion *r, void *addr, size_t len);
 

@@ -3,10 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A page of a region has an id of 31 bits, that of its chunk times 512 plus
- * its number there: what the index keeps instead of an address.  Ids of chunks
- * that left are used again, so that the directory is never longer than there
- * were chunks at once.
+ * A page of a region has an id of 31 bits, that of its chunk times 512 plus its
+ * number there; the index keeps it instead of an address.  Ids of chunks that
+ * left are used again: the directory is no longer than the most chunks at once.
  */
 #ifndef KSM_DIRECTORY_H
 #define KSM_DIRECTORY_H
@@ -39,7 +38,6 @@ void directory_free(KsmDirectory *d);
 int directory_enter(KsmDirectory *d, KsmRegion *r);
 void directory_leave(KsmDirectory *d, KsmRegion *r);
 
-/* The region of a page id, and the number of the page there. */
 static inline KsmRegion *directory_page(const KsmDirectory *d, uint32_t id,
                                         size_t *page)
 {

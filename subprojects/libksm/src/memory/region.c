@@ -267,7 +267,7 @@ int region_alloc(KsmRegion *r)
     if (!r->tag || !r->state || !r->history || !r->chunk) {
         return -ENOMEM;
     }
-    /* read before it is written, each page of it would cost two faults */
+    /* read first, each page would cost two faults */
     prim.advise(r->state, ROUND_UP_TO(r->n_pages, PAGE_BYTES),
                 MADV_POPULATE_WRITE);
     r->count[PAGE_NEW] = r->n_pages;

@@ -27,8 +27,8 @@ void cost_average(uint64_t *cost, uint64_t ns)
 }
 
 /*
- * A page adds CPU time to the stall: how long we are preempted does not depend
- * on the number of staged pages.
+ * A page adds CPU time to the stall; preemption does not depend on the number
+ * of staged pages.
  */
 void costs_span(KsmCosts *c, const KsmSpent *s)
 {

@@ -4,9 +4,8 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Moving averages of CPU time, measured as the calls are made: with a second
- * busy thread each call waits for a TLB shootdown.  A saved page is worth
- * PAGE_WORTH_NS.  Refused plans are not measured: they let the numbers decay
- * towards the first guesses (costs_doubt).
+ * busy thread each call waits for a TLB shootdown.  Refused plans are not
+ * measured: they let the numbers decay towards the first guesses (costs_doubt).
  */
 #ifndef KSM_COST_H
 #define KSM_COST_H

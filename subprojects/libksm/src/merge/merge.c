@@ -14,7 +14,6 @@
 
 #define FAULT_AROUND    (16 * PAGE_BYTES)   /* the kernel's default */
 
-/* A span that is being carried out. */
 typedef struct Span {
     Isolation iso;
     size_t page;            /* the first one, in the region */
@@ -115,10 +114,7 @@ static const char *page_staged(const Span *s, unsigned i)
     return s->iso.staged + i * PAGE_BYTES;
 }
 
-/*
- * Copies staged pages to their slots.  Nobody can write to a page between this
- * copy and its replacement: it needs no comparison.
- */
+/* Copies staged pages to their slots: needs no comparison, see merge.h, 1. */
 static void fill_slots(KsmMerge *m, Span *s)
 {
     KsmStore *st = m->content->store;
@@ -172,8 +168,8 @@ static void page_tags(const KsmMerge *m, const char *page, uint32_t tag[2])
 
 /*
  * Does the slot hold what its hash says?  If not, the page changed between
- * hashing and copying, or memory has failed, and nobody shall find it any more.
- * Who maps it keeps it; the kernel tells them when they touch failed memory.
+ * hashing and copying, or memory has failed: nobody shall find it any more.
+ * Its users keep it; the kernel tells them when they touch failed memory.
  */
 static bool slot_is_sound(KsmMerge *m, uint32_t slot)
 {
@@ -195,7 +191,7 @@ static bool slot_is_sound(KsmMerge *m, uint32_t slot)
     return false;
 }
 
-/* A staged page is not what its slot holds: because it changed, or why? */
+/* A staged page is not what its slot holds: did it change? */
 static void page_differs(KsmMerge *m, Span *s, unsigned i)
 {
     bool sound = slot_is_sound(m, s->slot[i]);
@@ -210,10 +206,7 @@ static void page_differs(KsmMerge *m, Span *s, unsigned i)
     }
 }
 
-/*
- * Compares what was staged with what it shall become.  Returns the number of
- * pages that stand.
- */
+/* Compares staged pages with what they shall become; returns how many stand. */
 static unsigned verify(KsmMerge *m, Span *s)
 {
     KsmStore *st = m->content->store;
@@ -290,7 +283,6 @@ static bool act_goes_back(PlanAct act)
     return act == ACT_KEEP || act == ACT_CHANGED || act == ACT_COLLIDED;
 }
 
-/* Nothing of the span is replaced. */
 static void refuse_all(Span *s, PlanAct act)
 {
     for (unsigned i = 0; i < s->iso.n; i++) {
@@ -336,11 +328,10 @@ static void span_replace(KsmMerge *m, Span *s)
 }
 
 /*
- * Reads a run once, for its page tables: a fault maps what the pool has around
- * it (fault-around), at less than half the price of MADV_POPULATE_READ, which
- * looks up every page.  It maps the aligned 16 pages around it; but 16 pages
- * from the first one on where the mapping begins there, so the second read
- * comes 16 pages later, aligned or not.
+ * Reads a run once, for its page tables: a fault maps the aligned 16 pages
+ * around it (fault-around), at less than half the price of MADV_POPULATE_READ,
+ * which looks up every page.  Where the mapping begins it maps the first 16
+ * pages instead: so the second read comes 16 pages later, aligned or not.
  */
 static void run_touch(const char *addr, size_t len)
 {
@@ -348,7 +339,7 @@ static void run_touch(const char *addr, size_t len)
 
     KSM_TSAN_IGNORE_BEGIN();
     while (at < end) {
-        /* volatile: only that it is read matters */
+        /* volatile: only the read matters */
         (void)*(const volatile char *)at;
         at = at == addr ? addr + FAULT_AROUND
            : (const char *)ROUND_UP_TO((uintptr_t)at + 1, FAULT_AROUND);
@@ -356,7 +347,7 @@ static void run_touch(const char *addr, size_t len)
     KSM_TSAN_IGNORE_END();
 }
 
-/* The page tables of mapped runs, ours and those of whoever has others. */
+/* The page tables of mapped runs: ours, then others', by the op. */
 static void span_prefault(Span *s)
 {
     const KsmRegionOps *ops = s->iso.ops;
@@ -375,7 +366,6 @@ static void span_prefault(Span *s)
     }
 }
 
-/* Anonymous memory is tracked again. */
 static void span_track(KsmMerge *m, Span *s)
 {
     unsigned n;
@@ -416,7 +406,6 @@ static PageState state_after(const Span *s, unsigned i)
     }
 }
 
-/* Books each page; counts the acts. */
 static void pages_account(KsmMerge *m, const Span *s, unsigned *count)
 {
     KsmRegion *r = m->plan->region;
@@ -443,7 +432,6 @@ static void pages_account(KsmMerge *m, const Span *s, unsigned *count)
     }
 }
 
-/* Returns the number of pages merged or given back. */
 static unsigned span_account(KsmMerge *m, const Span *s)
 {
     unsigned count[PLAN_ACTS] = { 0 }, failed, merged;

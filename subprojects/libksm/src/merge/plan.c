@@ -3,11 +3,11 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Which copy goes to the pool.  When a page is found equal to one that only
- * stands in the index (unstable), the page at hand is copied, being in the
- * cache, and its slot takes the other's place in the index; the chunk of the
- * other one is queued and merges against the slot.  A page that stands in
- * the index itself is never copied: its partner's chunk begins.
+ * Which copy goes to the pool.  When a page equals one that only stands in the
+ * index (unstable), the page at hand is copied, being in the cache.  Its slot
+ * takes the other's place in the index; the other's chunk is queued and merges
+ * against it.  A page that stands in the index itself is never copied: its
+ * partner's chunk begins.
  */
 #include <string.h>
 
@@ -43,7 +43,7 @@ static bool refuse(KsmPlan *p, KsmChunk *c, KsmReason reason)
     return false;
 }
 
-/* Would the chunk that holds the other copy be merged too? */
+/* Would the other copy's chunk be merged too? */
 static bool partner_worth(KsmPlan *p, uint32_t place)
 {
     size_t page;
@@ -60,7 +60,6 @@ static bool partner_worth(KsmPlan *p, uint32_t place)
     return c->gain >= gain_needed(p, c);
 }
 
-/* What could be done with an EQUAL page. */
 static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
                           uint32_t *slot)
 {
@@ -92,7 +91,6 @@ static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
     return partner_worth(p, place) ? ACT_NEW : ACT_KEEP;
 }
 
-/* Neighbours with the same content, from @i on. */
 static unsigned equal_run(const KsmRegion *r, size_t first, unsigned i)
 {
     unsigned n = 1;
@@ -106,9 +104,8 @@ static unsigned equal_run(const KsmRegion *r, size_t first, unsigned i)
 }
 
 /*
- * The slot is found from now on; the page that was found before is to be merged
- * with it: its chunk is a partner.  (If it is in this chunk it waits for the
- * chunk's next turn.)
+ * From now on the slot is found.  The page found before is to be merged with
+ * it: its chunk is a partner, or, if it is this one, waits for its next turn.
  */
 static void publish(KsmPlan *p, uint32_t slot)
 {
@@ -124,8 +121,8 @@ static void publish(KsmPlan *p, uint32_t slot)
 }
 
 /*
- * No more copies: memory is short, or too much of the pool is kept for forked
- * children, or for good, and nobody knows when it can be given back.
+ * No more copies: memory is short, or too much of the pool is kept, for forked
+ * children or for good.
  */
 static bool is_tight(const KsmPlan *p)
 {
@@ -350,8 +347,8 @@ static bool region_has(const KsmRegion *r, size_t chunk)
 }
 
 /*
- * Swapped-out pages are left where they are: before Linux 6.16 moving one
- * while it is swapped in could lose it.
+ * Swapped-out pages stay: before Linux 6.16 moving one while it is swapped in
+ * could lose it.
  */
 static bool page_is_movable(const KsmRegion *r, size_t page)
 {
@@ -362,8 +359,8 @@ static bool page_is_movable(const KsmRegion *r, size_t page)
 
 /*
  * Most pages of a span.  Where slots are to be filled, the pages that a short
- * span has just given back are the ones to be written, still in the cache;
- * that is worth another isolation where isolating is cheap.
+ * span has just given back are written next, still in the cache: that is worth
+ * another isolation where isolating is cheap.
  */
 static unsigned span_most(const KsmPlan *p)
 {
@@ -455,10 +452,7 @@ static unsigned promote_run(KsmPlan *p, KsmRegion *r, unsigned i,
     return o.n;
 }
 
-/*
- * A page equal to one that was promoted in this very chunk maps its slot, or
- * waits for it.
- */
+/* A page equal to one promoted in this chunk maps its slot, or waits for it. */
 static bool promoted_already(KsmPlan *p, KsmRegion *r, unsigned i)
 {
     KsmStore *s = p->content->store;
@@ -507,8 +501,8 @@ static bool set_add(PageSet *set, const uint32_t *tag, unsigned i)
 }
 
 /*
- * Where runs of pages to be copied end: a page whose content another one to
- * be copied had before it maps that one's slot, and is not copied again.
+ * Where runs of pages to be copied end: a page equal to an earlier one to be
+ * copied maps that one's slot instead.
  */
 static void runs_cut(const KsmPlan *p, const KsmRegion *r, bool *cut)
 {
@@ -560,8 +554,8 @@ static bool put_off(KsmPlan *p, KsmChunk *c)
 }
 
 /*
- * What is to be done with what is at hand.  A chunk is put off once: whatever
- * is offered again and again does not keep the others from being merged.
+ * A chunk is put off once: pages offered again and again do not keep the others
+ * from being merged.
  */
 static bool plan_settle(KsmPlan *p, KsmChunk *c, KsmReason why)
 {

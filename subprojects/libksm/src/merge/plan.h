@@ -3,18 +3,16 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The plan says for each page of a chunk what is to become of it, which
- * parts of the chunk have to be isolated for that, and whether it pays.
- * Nothing is changed yet, but slots are taken.  Where the store lets us fill
- * them, they get their memory before a span is isolated and their content after
- * it: faulting threads wait for that copy, but no comparison is needed, for the
- * copy is what the page is replaced by.
+ * The plan also says which parts of the chunk have to be isolated for that, and
+ * whether it pays.  Nothing is changed yet, but slots are taken.  Where the
+ * store lets us fill them, they get their memory before a span is isolated and
+ * their content after it: faulting threads wait for that copy, but it replaces
+ * the page without a comparison.
  *
- * The unit of isolation.  Moving memory out costs a TLB shootdown per call
- * and breaks a huge page if it takes part of one.  So a huge page is moved
- * whole, and only if enough of it goes.  Small pages are moved in spans:
- * runs with gaps so short that putting the gap's pages back is cheaper than
- * another isolation.
+ * The unit of isolation.  Moving memory out costs a TLB shootdown per call and
+ * breaks a huge page if it takes part of one.  So a huge page is moved whole,
+ * and only if enough of it goes.  Small pages are moved in spans: runs whose
+ * gaps are cheaper to put back than another isolation.
  */
 #ifndef KSM_PLAN_H
 #define KSM_PLAN_H

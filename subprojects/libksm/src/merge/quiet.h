@@ -3,11 +3,10 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A page that was copied on write stays in its mapping of the pool, where it
- * can be neither moved nor given back.  Restoring its run to anonymous memory
- * and merging that again costs so many ns, and each page saved is worth
- * PAGE_WORTH_NS: here is whether that pays.  Leaves to others when to look
- * (engine/broken.h) and how to restore (restore.h).
+ * Restoring a run of such pages to anonymous memory and merging it again costs
+ * so many ns, and each page saved is worth PAGE_WORTH_NS: does that pay?
+ * Leaves to others when to look (engine/broken.h) and how to restore
+ * (restore.h).
  */
 #ifndef KSM_QUIET_H
 #define KSM_QUIET_H

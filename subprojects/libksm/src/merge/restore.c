@@ -16,7 +16,6 @@
 #define VMAS_FEW        256u    /* left: mappings are not split any more */
 #define SKIP_CHUNKS     4096u   /* without a mapping: passed over in one go */
 
-/* Every page of the range gets its own copy where it is. */
 static int copy_in_place(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
 {
     int ret = prim.advise(page_addr(r, page), n * PAGE_BYTES,
@@ -54,7 +53,7 @@ static int copy_careful_page(KsmRestore *s, char *to, const char *from)
 
 /*
  * Where memory has failed: reading it here would raise SIGBUS; the kernel's
- * copy is told of it by an error.
+ * copy returns an error.
  */
 static int copy_careful(KsmRestore *s, char *copy, const char *from,
                         size_t len)
@@ -122,7 +121,6 @@ static int copy_over(void *copy, void *addr, size_t len)
     }
 }
 
-/* Writers of the range may go on. */
 static void unblock(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
 {
     UffdRange range = { s->uffd_wp, page_addr(r, page), n * PAGE_BYTES };
@@ -138,8 +136,8 @@ static void unblock(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
 }
 
 /*
- * A mapping that was never populated, nor is part of one that was: between
- * two others while it is made.
+ * A mapping that neither was populated nor is part of one that was: made
+ * between two others.
  */
 static void *map_apart(size_t len, int flags)
 {
@@ -160,8 +158,8 @@ static void *map_apart(size_t len, int flags)
 }
 
 /*
- * Zeroes need no memory.  A mapping that was never populated becomes part of
- * the one next to it when it is moved there; one that was cannot.
+ * Zeroes need no memory.  When moved, a mapping that was never populated
+ * becomes part of the one next to it; one that was cannot.
  */
 static void *zeroes_aside(const KsmRegion *r, void *copy, size_t len)
 {
@@ -196,11 +194,9 @@ static int replace_blocked(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
 }
 
 /*
- * While a device may be writing: a page that was copied on write may be what
- * it writes to, and stays.  One that was not cannot be: the device would have
- * had it copied, and from now on it waits for us as any writer does.  Each
- * such part becomes a mapping of its own, so @mappings, what is left of them,
- * is what ends it.
+ * While a device may be writing (restore.h, 2): it would have had clean pages
+ * copied, and from now on waits for us as any writer does.  Each such part
+ * becomes a mapping of its own, until @mappings are used up.
  */
 static int replace_clean(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
                          size_t mappings)
@@ -242,10 +238,8 @@ typedef enum RestoreFor {
 } RestoreFor;
 
 /*
- * May a device hold pages of a range that is write-protected?  Asked now, for
- * an answer from before is none.  Who wants to write to a page, or to pin it
- * for writing, after it was protected waits for us; who did before is what the
- * op has to report, see libksm.h.
+ * May a device hold pages of a range that is write-protected?  Asked now, not
+ * before: see restore.h, 1, and libksm.h.
  */
 static bool restore_is_busy(KsmRegion *r, const UffdRange *range,
                             RestoreFor whom)
@@ -368,7 +362,7 @@ int restore_unmerge(KsmRestore *s, KsmLock *lock, KsmRegion *r, size_t page,
 
     r->unmerging++;
     ret = unmerge_once(s, lock, r, page, n);
-    /* what a device does to a page mostly takes little time */
+    /* a device is mostly done with a page soon */
     for (unsigned tries = 0; ret == -EBUSY && tries < BUSY_TRIES; tries++) {
         lock_release(lock);
         prim.pause(1000);

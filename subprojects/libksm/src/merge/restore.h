@@ -3,18 +3,17 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * For each run that maps the pool: block its writers (write-protection that is
- * not asynchronous), copy it aside, move the copy over it, wake.
+ * For each run that maps the pool: block its writers (synchronous
+ * write-protection), copy it aside, move the copy over it, wake.
  *
- * The danger: a write that comes in between is lost; and so is one by a device,
- * past the page tables.  Why it is safe:
- * 1. Who wants to write to a page, or to pin it for writing, after it was
- *    protected waits for us.  The busy op, asked after protecting, reports who
- *    did before.
+ * The danger: a write in between is lost, and so is one by a device, past the
+ * page tables.  Why it is safe:
+ * 1. Writing to a page, or pinning it for writing, after it was protected waits
+ *    for us.  The busy op, asked after protecting, reports earlier ones.
  * 2. While a device may be writing, a page that was copied on write stays: it
  *    may be what the device writes to.  One that was not cannot be.
- * 3. The run is replaced by one call, mremap(), which does all or nothing.
- * 4. The content of memory that failed is not read: its copy is poisoned.
+ * 3. One call, mremap(), replaces the run: all or nothing.
+ * 4. Failed memory is not read: its copy is poisoned.
  *
  * Leaves to others: when (engine/broken.h), and what the owner wants.
  */
@@ -39,17 +38,17 @@ typedef struct KsmRestore {
 } KsmRestore;
 
 /*
- * Back to anonymous memory with its content: pages [page, page + n), for scan,
- * where merging may go on.  0 or -errno; what was done stays done.  -EBUSY: a
- * device may be writing to a page that was copied on write: in a later pass.
+ * Pages [page, page + n) back to anonymous memory, for scan, where merging may
+ * go on.  0 or -errno; what was done stays done.  -EBUSY: a device may be
+ * writing to a page that was copied on write: in a later pass.
  */
 int restore_pages(KsmRestore *s, KsmRegion *r, size_t page, size_t n);
 
 /*
  * The same for the owner, whatever inhibits merging; a busy device is waited
- * for a while.  The lock is held by the caller and given up between chunks,
- * and while it waits.  Nothing of the region is merged before this returns
- * (KsmRegion.unmerging), the lock held.
+ * for a while.  Called and left with the lock held, which is given up between
+ * chunks and while it waits: nothing of the region is merged before this
+ * returns (KsmRegion.unmerging).
  */
 int restore_unmerge(KsmRestore *s, KsmLock *lock, KsmRegion *r, size_t page,
                     size_t n);

@@ -19,24 +19,23 @@
  *   others  nothing                          nothing
  *
  * 1. A page is passed over only when it is known that something is at home, or
- *    that nothing is staged: by the tables, or else by what calls for this page
- *    alone say SURE times in a row.
+ *    that nothing is staged: by the tables, or else by calls for this page
+ *    alone, SURE times in a row.
  * 2. A page is copied only when it is known to be staged; or, the tables being
- *    silent, where reading the staging area cannot wait for us.  Then what is
- *    not staged is copied as zeroes, which is what the hole at home reads as,
- *    and what is at home refuses the copy (all but a poison marker: so not
- *    where the page may never have been staged, but as the very last way).
+ *    silent, where reading the staging area cannot wait for us.  Then a page
+ *    not staged is copied as zeroes, as the hole at home reads, and a page at
+ *    home refuses the copy (a poison marker does not: so not where the page may
+ *    never have been staged, but as the very last way).
  * 3. A page that a device may be writing to (busy) is moved, not copied,
  *    until the owner says that the device is done, asked for that page alone.
  *    A copy made before would lose what the device writes: so only when all
  *    patience is used up, for a guest that waits for ever has lost more.
  * 4. A page is given up as poisoned only when its memory cannot be read, nor
- *    moved.  Its home is poisoned too: whoever needs it is told, none reads
- *    zeroes.
+ *    moved.  Its home is poisoned too: a reader is told, and reads no zeroes.
  * 5. A page is given up as displaced only when its home is not what was
  *    registered: a copy tells that, and one from an address where nothing can
  *    be read does nothing else.  What the owner has put there stays.
- * 6. What is given up ends that page; the others are put back all the same.
+ * 6. Giving up ends that page; the others are put back all the same.
  * 7. It is tried for ever only where the kernel has memory for no way at all
  *    (a move needs none).
  */
@@ -56,7 +55,6 @@ typedef enum Where {
     WHERE_UNKNOWN,
 } Where;
 
-/* What a try to put back one page has told. */
 typedef enum BackTry {
     TRY_DONE,
     TRY_AGAIN,
@@ -86,10 +84,7 @@ static int page_copy(KsmStage *g, char *home, const char *from)
     return prim.uffd_copy(g->uffd, home, from, PAGE_BYTES, &done);
 }
 
-/*
- * Is it safe to copy a page while the tables are silent?  Not if it may never
- * have been staged: a copy replaces a poison marker at home.
- */
+/* Is it safe to copy a page while the tables are silent?  Invariant 2. */
 static bool may_copy_unseen(const KsmStage *g, const Isolation *s,
                             int refused, unsigned tries)
 {
@@ -254,8 +249,8 @@ static unsigned staged_run(const Isolation *s, unsigned i, unsigned end)
 }
 
 /*
- * Moving costs a shootdown, copying a page for each page.  What was staged as
- * a huge page would have to be split to be moved in part.
+ * Moving costs a shootdown, copying a page for each page.  A staged huge page
+ * would have to be split to be moved in part.
  */
 static bool is_moved_back(const KsmStage *g, const Isolation *s, unsigned n)
 {

@@ -3,7 +3,7 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * See stage.h.  Putting them back: stage-back.c.
+ * Putting them back: stage-back.c.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -110,7 +110,6 @@ static UffdRange span_range(const KsmStage *g, const Isolation *s)
     return (UffdRange) { g->uffd, s->home, s->n * PAGE_BYTES };
 }
 
-/* Pages [at, at + n) of the span were not isolated. */
 static void not_moved(Isolation *s, unsigned at, unsigned n, Fate fate)
 {
     memset(s->fate + at, fate, n);
@@ -158,10 +157,9 @@ static unsigned populated_run(const Isolation *s, unsigned i, unsigned end)
  * FATE_PINNED; take_stock() corrects that if they were moved all the same.
  * False: nothing can be staged.
  *
- * EINVAL: the range is in several mappings (parts were restored before); it
- * is moved in smaller pieces, that grow again.  EFAULT: a marker in the page
- * table.  EEXIST: moved, though not counted, or somebody read the staging area.
- * ENOENT: a hole.
+ * EINVAL: several mappings (parts were restored before): moved in smaller
+ * pieces, that grow again.  EFAULT: a marker in the page table.  EEXIST: moved,
+ * though not counted, or somebody read the staging area.  ENOENT: a hole.
  */
 static bool isolate_move(KsmStage *g, Isolation *s)
 {
@@ -221,7 +219,7 @@ static int unregister(const UffdRange *range)
     /* even usleep(0) sleeps about 50 us, and threads wait */
     while ((ret = prim.uffd_unregister(range)) < 0 && ret != -EINVAL &&
            ++tries < 10000) {
-        /* the pages are where they belong: who needs one can go on */
+        /* the pages are at home: who needs one can go on */
         prim.uffd_wake(range);
         prim.pause(tries > 8 ? 1000 : 0);
     }
@@ -248,10 +246,10 @@ static void range_release(const UffdRange *range)
 }
 
 /*
- * How far a registration may have come that failed.  The kernel goes from
- * mapping to mapping, and splits the first and the last: where it could not,
- * nothing is registered from there on.  To unregister that part, which may be
- * tracked, would have it split again, and fail for ever.
+ * How far a failed registration may have come.  The kernel goes from mapping to
+ * mapping, and splits the first and the last: where it could not, nothing is
+ * registered from there on.  Unregistering that part, which may be tracked,
+ * would split again, and fail for ever.
  */
 static size_t registered_part(const KsmStage *g, const UffdRange *range)
 {
@@ -316,11 +314,7 @@ static bool take_out(KsmStage *g, Isolation *s)
     return moved;
 }
 
-/*
- * Page tables tell what was moved, whatever failed moves said.  A page that is
- * at both places was never moved; somebody has read the staging area (a
- * debugger), and the kernel put zeroes there.
- */
+/* Page tables tell what moved; a page at both places did not: stage.h, 3. */
 static bool take_stock(KsmStage *g, Isolation *s)
 {
     uint8_t kinds[CHUNK_PAGES];

@@ -12,21 +12,20 @@
  *
  * Why it is safe:
  * 1. Nothing of the staging area is dropped before every page of it is back, or
- *    replaced by a mapping that was established, or known to be zeroes.
+ *    replaced by an established mapping, or known to be zeroes.
  * 2. A call that fails in that time is tried again, in another way if there is
  *    one, until it works.  Moving back needs no memory, so that ends.
  * 3. Page tables say where each page is, whatever calls said.  UFFDIO_MOVE may
- *    stop in the middle, and may have moved more than it counts: Linux 6.18
- *    keeps in mind that it had to look at a page again (EAGAIN: somebody wrote
- *    to it), moves that page with up to a page table of others, and then goes
- *    at it once more, to find the target taken (EEXIST).  What is at home was
- *    not moved, or is back, for nobody else can put anything there.  In the
- *    staging area there may be zeroes besides, if somebody read it from outside
- *    (a debugger).
+ *    stop midway, and may have moved more than it counts: Linux 6.18 remembers
+ *    that it had to look at a page again (EAGAIN: somebody wrote to it), moves
+ *    that page with up to a page table of others, tries it once more, and finds
+ *    the target taken (EEXIST).  What is at home was not moved, or is back, for
+ *    nobody else can put anything there.  The staging area may hold zeroes
+ *    besides, if an outsider (a debugger) read it.
  * 4. A hole stays a hole, neither read nor put back.  Where the staging area
  *    could only be registered for missing pages, reading it would wait for
  *    ever.
- * 5. While pages are staged the calling thread touches no region: so it blocks
+ * 5. While pages are staged the calling thread touches no region: it blocks
  *    signals, whose handlers might.
  *
  * How one page is put back, with its own invariants: stage-back.c.  Leaves to

@@ -108,7 +108,7 @@ static size_t vmas_below(const KsmVmas *v, size_t limit)
     return left - MIN(left, v->since);
 }
 
-/* Counts them again if the last count may be far from the truth. */
+/* Counts again if the last count may be far off. */
 static void vmas_look(KsmVmas *v)
 {
     size_t left = v->limit - MIN(v->limit, v->used);

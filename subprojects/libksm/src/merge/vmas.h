@@ -3,10 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Each merged run costs mappings (VMAs), of which the kernel lets a process
- * have vm.max_map_count.  A share of them is left to the program.  Counting
- * reads /proc/self/maps, so it is done seldom; in between, what the engine has
- * made is added up.
+ * Each merged run costs mappings (VMAs); a process may have vm.max_map_count.
+ * The program is left a share.  Counting reads /proc/self/maps, so it is done
+ * seldom; in between, those the engine made are added.
  */
 #ifndef KSM_VMAS_H
 #define KSM_VMAS_H
@@ -35,15 +34,15 @@ size_t vmas_left(KsmVmas *v);
 size_t vmas_free(KsmVmas *v);
 
 /*
- * The mapping that @addr is in; false: that cannot be had.  Allocates nothing,
- * for that may need a mapping.
+ * The mapping that @addr is in; false: not known.  Allocates nothing, which may
+ * need a mapping.
  */
 bool vmas_at(const KsmVmas *v, const void *addr, char **start, char **end);
 
 /* @n were made, at most. */
 void vmas_made(KsmVmas *v, size_t n);
 
-/* Look again how many there are: the kernel refused one, or limits changed. */
+/* Counts anew: the kernel refused one, or limits changed. */
 void vmas_recount(KsmVmas *v);
 
 #endif

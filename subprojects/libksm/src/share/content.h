@@ -9,8 +9,8 @@
  * slot, of which it is a user.  Both end together with the state: so a page
  * that may be in either leaves through content_leave() only.
  *
- * 1. A tag finds candidates and never decides: whoever replaces a page compares
- *    its bytes.
+ * 1. A tag only finds candidates: before a page is replaced its bytes are
+ *    compared.
  * 2. A slot stands in the index by its own tag, or it does not; a tag stands
  *    there once.
  * 3. Tags of regions of different NUMA nodes differ (KsmRegion.salt).
@@ -44,8 +44,8 @@ static inline uint32_t content_tag(const KsmRegion *r, uint64_t hash)
 }
 
 /*
- * Other 32 bits of it, for a page whose first ones belong to another content
- * as well: the index knows one page by a tag, and comparing has told.
+ * Other 32 bits of it, for a page whose first ones belong to another content,
+ * as comparing has told: the index knows one page by a tag.
  */
 static inline uint32_t content_tag_again(const KsmRegion *r, uint64_t hash)
 {
@@ -73,10 +73,9 @@ void content_met(KsmContent *c, uint32_t place);
  */
 uint32_t content_publish(KsmContent *c, uint32_t slot);
 
-/* Nobody finds the slot any more by its tag. */
+/* The tag no longer finds the slot. */
 void content_withdraw(KsmContent *c, uint32_t slot, uint32_t tag);
 
-/* Bytes of memory for all this. */
 size_t content_bytes(const KsmContent *c);
 
 /* Tests: the region's MERGED pages have slots with users. */

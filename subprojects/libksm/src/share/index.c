@@ -2,8 +2,6 @@
  * index: content -> place
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
- *
- * See index.h for the idea.
  */
 #include <errno.h>
 #include <string.h>
@@ -147,7 +145,7 @@ static bool table_put(const IndexTable *t, uint32_t hash, uint32_t place)
     return line_put(line_touch(t, second ? k : i), hash, place);
 }
 
-/* What was moved is not needed any more: the old table shrinks. */
+/* The old table shrinks by what was moved. */
 static void old_release(KsmIndex *x)
 {
     if (x->moved - x->released >= MEMORY_LINES) {
@@ -158,8 +156,8 @@ static void old_release(KsmIndex *x)
 }
 
 /*
- * Entries go anywhere in the new table: moving the first few of them would
- * have the kernel clear all of its huge pages.  True: some were cleared.
+ * Entries go anywhere in the new table: moving the first few would have the
+ * kernel clear all its huge pages.  True: some were cleared.
  */
 static bool now_populate(KsmIndex *x)
 {
@@ -174,10 +172,7 @@ static bool now_populate(KsmIndex *x)
     return n;
 }
 
-/*
- * The hashes are asked for in another loop than the lines, so that waiting
- * for memory overlaps.
- */
+/* Two loops, for hashes and for lines: waiting for memory overlaps. */
 static void line_move(KsmIndex *x, const IndexLine *l)
 {
     uint32_t hash[LINE_ENTRIES];
@@ -283,8 +278,8 @@ uint32_t index_lookup(const KsmIndex *x, uint32_t hash)
 }
 
 /*
- * In one function: GCC 12 takes one that only prefetches for one without
- * effects, and drops the calls.
+ * One function: GCC 12 drops calls to one that only prefetches, as if without
+ * effects.
  */
 void index_prefetch(const KsmIndex *x, uint32_t hash)
 {

@@ -5,20 +5,18 @@
  *
  * One table for both kinds of places.  Stable: a slot of the pool, whose
  * content never changes.  Unstable: a page of a region, a candidate; it is
- * taken out when its page is written, and where that was missed, comparing
- * the pages finds out.  Entries are 5 bytes: a place and 8 bits of the hash;
- * twelve of them fill a cache line, and a hash has two lines where it may
- * stand.  So every operation touches two lines, whatever pages a guest
- * writes; when both are full the page is not indexed, which costs a chance
- * to merge and nothing else.
+ * taken out when its page is written; if that was missed, comparing finds out.
+ * Entries are 5 bytes: a place and 8 bits of the hash; twelve fill a cache
+ * line, and a hash may stand in two lines.  So every operation touches two
+ * lines, whatever pages a guest writes; when both are full the page is not
+ * indexed, which only costs a chance to merge.
  *
- * When it grows, there are two tables for a while: a new one, where entries
- * are put, and the old one, whose lines are moved over in order, a few at a
- * time, and given back to the kernel.  Meanwhile an operation touches up to
- * four lines.
+ * While it grows there are two tables: a new one, where entries are put, and
+ * the old one, whose lines are moved over in order, a few at a time, and given
+ * back to the kernel.  An operation then touches up to four lines.
  *
- * The table knows the 32-bit hash of an entry only by asking whoever owns
- * the place (IndexHash): pages and slots keep it anyway.
+ * The table knows the 32-bit hash of an entry only by asking the owner of the
+ * place (IndexHash): pages and slots keep it anyway.
  */
 #ifndef KSM_INDEX_H
 #define KSM_INDEX_H
@@ -43,7 +41,7 @@ typedef struct IndexLine {
 
 /*
  * Memory that was never written is not read: the kernel would map zeroes, and
- * have to take them away from all processors when it is written (COW).
+ * take them away from all processors on a write (COW).
  */
 typedef struct IndexTable {
     IndexLine *line;
@@ -67,10 +65,9 @@ void index_init(KsmIndex *x, IndexHash hash_of, void *opaque);
 void index_free(KsmIndex *x);
 
 /*
- * Makes room for @n entries; 0 or -ENOMEM (then it stays as it was).  Takes
- * no longer for a big index than for a small one: the entries are moved by
- * index_step().  Where it is growing already, it grows again when that is
- * done.
+ * Makes room for @n entries; 0 or -ENOMEM (then it stays as it was).  Takes no
+ * longer for a big index: index_step() moves the entries.  If it is growing
+ * already, it grows again when that is done.
  */
 int index_reserve(KsmIndex *x, size_t n);
 

@@ -3,19 +3,15 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * See pool.h.
- *
- * A forked child reads slots too, and its users are not counted.  Whether one
- * lives is told by a memfd, which is mapped shared and writable while the
- * process forks, and unmapped by the parent right after: it can be sealed
- * against writing as soon as nobody has it mapped so.  The mapping is part of
- * the child's address space, as the slots it maps are: both go when the child
- * ends or calls exec, and both are passed on to its own children, whatever
- * files they close.  (A child that unmaps everything it does not know is not
- * seen any more.)  The file is empty and the mapping cannot be read, so there
- * is no page to be swapped, moved or pinned.  Page tables are no answer: while
- * a shared page is moved, its mappings come back one by one, and the first of
- * them looks exclusive.
+ * A forked child reads slots too, and its users are not counted.  A memfd tells
+ * whether one lives: mapped shared and writable while the process forks, and
+ * unmapped by the parent right after, it can be sealed against writing once
+ * nobody has it mapped so.  Like the slots, that mapping is part of the child's
+ * address space: both go when the child ends or calls exec, and pass on to its
+ * own children, whatever files they close.  (A child that unmaps all it does
+ * not know is not seen.)  Empty and unreadable, it has no page to be swapped,
+ * moved or pinned.  Page tables are no answer: while a shared page is moved,
+ * its mappings come back one by one, and the first of them looks exclusive.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -42,8 +38,8 @@ static void *anonymous(size_t len)
 
 /*
  * Would the pool be made of huge pages?  A hole punched into one is zeroes
- * written in place, which whoever still refers to the page would see: then
- * nothing is given up at all.
+ * written in place, visible to all that still refer to the page: then nothing
+ * is given up at all.
  */
 static bool shmem_is_huge(void)
 {
@@ -229,8 +225,8 @@ static void *array_grow(KsmPool *p, unsigned i, void *array, size_t len)
 int pool_reserve(KsmPool *p, size_t pages)
 {
     /*
-     * content that is equal needs at most a slot per two pages; the rest is
-     * for slots down to one user, and patterns
+     * equal content needs at most a slot per two pages; the rest is for slots
+     * down to one user, and patterns
      */
     size_t capacity = ROUND_UP_TO(pages * 5 / 8 + 4 * CHUNK_PAGES, 4096);
 
@@ -324,9 +320,8 @@ static unsigned word_run(uint64_t word, unsigned n)
 }
 
 /*
- * A word of that class, near the cursor; -1: none was seen.  Where there are
- * few of them this looks at SEARCH_LINES lines, and goes on from there the
- * next time.
+ * A word of that class, near the cursor; -1: none was seen.  Looks at
+ * SEARCH_LINES lines at most, and goes on from there the next time.
  */
 static ssize_t word_find(KsmPool *p, unsigned class)
 {
@@ -642,10 +637,7 @@ void pool_untake(KsmPool *p, uint32_t slot, unsigned n)
     }
 }
 
-/*
- * The file has no NUMA policy; the kernel goes by the thread's, which is not
- * ours: it is as it was afterwards.
- */
+/* The file has no NUMA policy: the thread's is used, then restored. */
 int pool_allocate(KsmPool *p, uint32_t slot, unsigned n)
 {
     unsigned long mask[16] = { 0 };
@@ -734,10 +726,7 @@ static void block_give_up(KsmPool *p, uint32_t first)
     }
 }
 
-/*
- * Does a process that was forked from this one, or from one of those, still
- * have our memory?
- */
+/* Does any descendant of this process still have our memory? */
 static bool children_live(KsmPool *p)
 {
     pool_forked(p);
@@ -761,8 +750,8 @@ void pool_unkeep(KsmPool *p)
 }
 
 /*
- * What is on the lists was without users before any fork that came since, so
- * those children do not map it.
+ * Slots on the lists had no users before any later fork: those children do not
+ * map them.
  */
 bool pool_release(KsmPool *p)
 {

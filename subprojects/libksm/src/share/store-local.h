@@ -4,8 +4,8 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * The pool behind the seam.  It is never asked: the index in front knows all
- * that was published.  It fills slots from staged pages, when nobody can write
- * to them, so that they need no comparison.
+ * that was published.  It fills slots from staged pages, without a comparison
+ * (merge.h, 1).
  */
 #ifndef KSM_STORE_LOCAL_H
 #define KSM_STORE_LOCAL_H

@@ -3,7 +3,7 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * See cgroup.h.  Formats: proc_pid_mountinfo(5), cgroups(7).
+ * Formats: proc_pid_mountinfo(5), cgroups(7).
  */
 #include "watch/cgroup.h"
 

@@ -19,10 +19,9 @@ typedef enum CgroupVersion {
 
 /*
  * cgroup_dirs: the directories of this process's group and of those above it,
- * the nearest first, as far as the mount shows them; without any if the
- * hierarchy is not mounted.  @root is not / in tests; the result's paths are
- * below it.
+ * the nearest first, as far as the mount shows them; none if the hierarchy is
+ * not mounted.  @root is not / in tests; the result's paths are below it.
  */
 GStrv cgroup_dirs(const char *root, CgroupVersion version);
 
-#endif /* KSM_CGROUP_H */
+#endif

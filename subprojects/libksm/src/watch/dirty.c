@@ -3,19 +3,17 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * pagemap: PAGEMAP_SCAN reports pages that are not write-protected and
- * protects them again in the same walk.  A write to a protected page is let
- * through by the kernel at once (async), so no guest ever waits for us.
- * Only populated pages are asked for (PM_PRESENT): protecting the others
- * would leave markers in the page tables, which cost memory and make
- * UFFDIO_MOVE fail.  A page that gets populated is not protected and thus
- * counts as written.
+ * pagemap: PAGEMAP_SCAN reports pages that are not write-protected and protects
+ * them again in the same walk.  The kernel lets a write to a protected page
+ * through at once (async): no guest ever waits for us.  Only populated pages
+ * are asked for (PM_PRESENT): protecting others would leave markers in the page
+ * tables, which cost memory and make UFFDIO_MOVE fail.  A newly populated page
+ * is not protected and thus counts as written.
  *
- * Each first write to a protected page costs the guest a fault.  Chunks that
- * are written again and again are therefore asked about less and less often,
- * up to every eighth pass.  Small pages that were freed lazily are not
- * protected at all (PAGE_BLIND): whether they are in use again is found out
- * when they are given back for good, see discard.h.
+ * Each first write to a protected page costs the guest a fault.  So chunks that
+ * are written again and again are asked about less and less often, up to every
+ * eighth pass.  Small pages that were freed lazily are not protected at all
+ * (PAGE_BLIND, see discard.h).
  */
 #include <errno.h>
 #include <string.h>
@@ -197,7 +195,6 @@ static void page_written(KsmDirty *d, KsmRegion *r, size_t page)
     }
 }
 
-/* Applies the bits of one chunk. */
 static void chunk_apply(KsmDirty *d, KsmRegion *r, size_t chunk,
                         const unsigned long *bits)
 {
@@ -274,10 +271,7 @@ static int pagemap_ask(KsmDirty *d, const char *from, const char *to,
     return 0;
 }
 
-/*
- * Asks about [@from, @to), but not about pages that were freed lazily and are
- * not protected; their bits stay clear.
- */
+/* As pagemap_ask() for [@from, @to), but the bits of blind pages stay clear. */
 static int pagemap_ask_but_blind(KsmDirty *d, KsmRegion *r, size_t from,
                                  size_t to, size_t origin,
                                  unsigned long *bits)
@@ -301,8 +295,8 @@ static int pagemap_ask_but_blind(KsmDirty *d, KsmRegion *r, size_t from,
 }
 
 /*
- * Memory of our own that will be written: read before, each page of it would
- * cost a fault more, and a TLB shootdown.
+ * Our own memory that will be written: read first, each page would cost another
+ * fault and a TLB shootdown.
  */
 static void meta_populate(void *from, size_t len)
 {
@@ -471,7 +465,7 @@ static void log_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
     }
 }
 
-/* What even a log does not tell: whether freed and broken pages are at rest. */
+/* Even a log does not tell whether freed and broken pages are at rest. */
 static void lazy_look(KsmRegion *r, size_t chunk, size_t end, bool look)
 {
     for (size_t c = chunk; c < end; c++) {

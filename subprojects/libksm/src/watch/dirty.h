@@ -36,21 +36,20 @@ void dirty_init(KsmDirty *d);
 void dirty_fini(KsmDirty *d);
 
 /*
- * Chooses the region's source, as configured. 0, or -errno if the chosen
- * one does not work.
+ * Chooses the region's source, as configured. 0, or -errno if it does not work.
  */
 int dirty_choose(KsmDirty *d, KsmRegion *r);
 
 /*
- * Registers what the source needs: for a range that was mapped anew, or for
- * the region. Failing to only loses knowledge.
+ * Registers what the source needs, for a newly mapped range or for the region.
+ * Failure only loses knowledge.
  */
 void dirty_track(KsmDirty *d, const KsmRegion *r, char *addr, size_t len);
 void dirty_resume(KsmDirty *d, KsmRegion *r);
 
 /*
- * Unregisters the region, which nobody else could register otherwise.  0, or
- * -errno: part of it is registered still; calling again may help.
+ * Unregisters the region, so that others can register it.  0, or -errno: part
+ * of it is registered still; calling again may help.
  */
 int dirty_pause(KsmDirty *d, KsmRegion *r);
 

@@ -3,12 +3,11 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * See free.h for the idea.  What is to be given back for good later is
- * remembered in a queue, oldest first, one entry for each 2 MiB of memory
- * with something free in it, however often: a guest that frees and takes the
- * same memory again and again costs one entry.  The time is that of the first
- * release; what is released shortly before an entry is due goes with it,
- * which costs little, for it happens once in the time of decay.
+ * A queue, oldest first, remembers memory to be given back for good later, one
+ * entry for each 2 MiB with something free in it: a guest that frees and takes
+ * the same memory again and again costs one entry.  Its time is that of the
+ * first release; later releases go with it, which costs little: it happens once
+ * in the time of decay.
  */
 #include "watch/free.h"
 
@@ -174,9 +173,9 @@ static void let_go(KsmFreer *freer, GList *link)
 }
 
 /*
- * The kernel passes over a page that others map too (merged by KSM, shared
- * with a child): MADV_FREE leaves it merged.  Such a page gains nothing from
- * being lazy, so it is dropped.  One call per run of the same kind.
+ * MADV_FREE passes over a page that others map too (merged by KSM, shared with
+ * a child): it stays merged.  Being lazy gains nothing there, so it is
+ * dropped.  One call per run of the same kind.
  */
 static int free_lazily(KsmFreer *freer, char *addr, size_t len)
 {

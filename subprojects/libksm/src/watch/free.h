@@ -3,15 +3,14 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The policy and its reasons stand in libksm-free.h.  A range that was
- * released lazily may be written again without anybody's noticing, so giving
- * it back for good must leave such pages alone: MADV_PAGEOUT does, it drops
- * lazily freed pages that are still clean and would swap out the others.
- * Hence it is used only where there is no swap, and not on huge pages, which
- * it would split if they are in use again.
+ * The policy and its reasons stand in libksm-free.h.  A range that was released
+ * lazily may be written again unnoticed, and giving it back for good must leave
+ * such pages alone: MADV_PAGEOUT drops lazily freed pages that are still clean
+ * and would swap out the others.  Hence it is used only where there is no swap,
+ * and not on huge pages, which it would split if they are in use again.
  *
- * That tells more than the page tables can: a small page that is still there
- * afterwards is in use.  The engine relies on it (discard.c).
+ * A small page that is still there afterwards is in use, which the page tables
+ * do not tell: the engine relies on it (discard.c).
  */
 #ifndef KSM_FREE_H
 #define KSM_FREE_H
@@ -21,7 +20,7 @@
 /* As ksm_freer_new(), with signs of pressure from another root, for tests. */
 KsmFreer *freer_new_at(KsmFreePolicy policy, const char *root);
 
-/* Is what is released now released lazily? */
+/* Is memory released lazily now? */
 bool freer_is_lazy(KsmFreer *freer);
 
 /* ksm_freer_release(), but lazily in any case. */

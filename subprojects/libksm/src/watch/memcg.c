@@ -2,8 +2,6 @@
  * memcg: room in the process's memory cgroups
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
- *
- * See memcg.h.
  */
 #include "watch/memcg.h"
 

@@ -3,11 +3,10 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Merging copies pages to the pool before it frees the first one.  In a
- * control group that is nearly full the copies would get the program killed,
- * so none are made when there is little room.  Page cache that the kernel
- * would give up for the asking counts as room: a group that reads files is
- * always full of it.
+ * Merging copies pages to the pool before it frees the first one.  In a control
+ * group that is nearly full the copies would get the program killed, so none
+ * are made when there is little room.  Page cache counts as room, for the
+ * kernel gives it up: a group that reads files is always full of it.
  */
 #ifndef KSM_MEMCG_H
 #define KSM_MEMCG_H

@@ -3,10 +3,10 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Every source is a file with counters that only grow; a sign of pressure is
- * that one of them grew.  Stall time is a share: a task that waited for
- * memory for more than PSI_PERCENT of the time since the last look.  A limit
- * that was hit is a sign each time: reclaim is running in that cgroup now.
+ * Every source is a file with counters that only grow; growth is a sign of
+ * pressure.  Stall time is a share: a task waited for memory for more than
+ * PSI_PERCENT of the time since the last look.  A limit that was hit is a sign
+ * each time: reclaim is running in that cgroup now.
  */
 #include "watch/pressure.h"
 
@@ -83,9 +83,9 @@ static void source_clear(void *source)
 }
 
 /*
- * Whose limit was hit is in that group's own counters (memory.events has the
- * groups below, too: others' limits).  What a task waited for, whichever limit
- * it was, is in those of the task's group.
+ * A group's own counters tell of its limit (memory.events has the groups below,
+ * too: others' limits).  Those of the task's group tell how long a task waited,
+ * whichever limit it was.
  */
 KsmPressure *ksm_pressure_new_at(const char *root)
 {
