@@ -102,6 +102,35 @@ static void test_wanted(void)
     scene_end(&s);
 }
 
+/* Two answers name one slot: one user of it is enough, the other goes. */
+static void test_twice(void)
+{
+    const FakeStoreHabits habits = { .late = 1000000 };
+    uint32_t slot = SLOT_NONE;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 64, 1000, 1);
+    for (unsigned i = 0; i < 64; i++) {
+        slot = share(&s, i);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        while (fake_store_asked(s.store) < 64 * (i + 1)) {
+            ksm_step(s.e, 1);
+        }
+        /* the content is elsewhere now, and asked about again */
+        mem_fill_run(s.m, 0, 64, 0, 0);
+        mem_fill_run(s.m, 512, 64, 1000, 1);
+    }
+    fake_store_hurry(s.store);
+    util_passes(s.e, 2 * PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 64);
+    g_assert(pool_users(engine_pool(s.e), slot) == 2);
+    scene_end(&s);
+}
+
 /* A content is offered once, however many pages here hold it. */
 static void test_once(void)
 {
@@ -438,6 +467,7 @@ int main(int argc, char **argv)
     stores_choose();
     g_test_add_func("/answers/found", test_found);
     g_test_add_func("/answers/wanted/all", test_wanted);
+    g_test_add_func("/answers/twice", test_twice);
     g_test_add_func("/answers/once", test_once);
     g_test_add_func("/answers/written", test_written);
     g_test_add_func("/answers/lie", test_lie);
