@@ -51,6 +51,10 @@
  *
  * Memory failures (machine checks).  A page that fails while it is staged is
  * poisoned where it belongs: whoever touches it gets a SIGBUS, never zeroes.
+ * Where the kernel fails to poison it, it is mapped without access (SIGSEGV).
+ * In either case ksm_discard() makes it plain memory again; ksm_unmerge() and
+ * ksm_region_remove() leave it as it is.  Once removed, memory without access
+ * has to be mapped anew by its owner, or ksm_region_add() refuses the region.
  * Pages of the pool that have failed are not read.  A guest's page that fails
  * just as the engine reads it raises SIGBUS in the engine's thread, as in any
  * other thread that reads it.
@@ -84,6 +88,7 @@ typedef enum KsmError {
 typedef enum KsmScope {
     KSM_SCOPE_ZERO,         /* zero pages only, given back to the kernel */
     KSM_SCOPE_VM,           /* all equal pages of the engine's regions */
+    KSM_SCOPE_GROUP,        /* ... and of other processes: see KsmConfig.group */
 } KsmScope;
 
 typedef enum KsmDirtySource {
@@ -116,7 +121,23 @@ typedef struct KsmConfig {
     size_t vma_reserve;             /* 0: see ksm_engine_set_vma_reserve() */
     /* 1 ms: aim for the longest isolation, of CPU */
     uint64_t stall_limit_ns;
+    /*
+     * KSM_SCOPE_GROUP: pages are shared with the other members of a group, in
+     * a pool that a daemon has (docs/interop/ksm-pool.rst).  It is found at
+     * @group_socket, a path, or by default at KSM_GROUP_DIR/@group.sock; or
+     * @group_fd is a connection to it, if it is not -1: the engine's from then
+     * on, and closed if there can be none.  Without a daemon nothing but zeroes
+     * is merged until there is one.  Regions must be memory that children do
+     * not inherit (MADV_DONTFORK).
+     * The strings are copied.
+     */
+    const char *group;              /* NULL */
+    const char *group_socket;       /* NULL */
+    int group_fd;                   /* -1 */
+    const char *member;             /* NULL: the program's; its name there */
 } KsmConfig;
+
+#define KSM_GROUP_DIR "/run/ksm-pool"
 
 void ksm_config_init(KsmConfig *config);
 
@@ -289,6 +310,9 @@ typedef enum KsmReason {
     KSM_REASON_NO_MEMORY,
     KSM_REASON_COW_BROKEN,      /* written after the merge */
     KSM_REASON_FREED,           /* the owner freed it */
+    KSM_REASON_NO_DAEMON,       /* nobody serves the group */
+    KSM_REASON_REFUSED_BY_DAEMON,
+    KSM_REASON_GROUP_FULL,      /* the group's pool is */
     KSM_REASON_MAX
 } KsmReason;
 
@@ -313,6 +337,8 @@ typedef struct KsmStats {
     uint64_t pages_unshared;    /* unique, candidates */
     uint64_t pages_volatile;    /* changed too often to be looked at */
     uint64_t zero_pages;        /* given back to the kernel, still zero */
+    /* of pages_shared: what other members of the group pay for */
+    uint64_t group_saved;
     uint64_t reasons[KSM_REASON_MAX];   /* pages not merged, by reason */
     uint64_t merged_runs;       /* mappings of the pool: VMAs */
     uint64_t lazy_free;         /* bytes MADV_FREEd and still resident */
@@ -340,6 +366,25 @@ typedef struct KsmStats {
     uint64_t stall_count, stall_p50, stall_p99, stall_max;
     uint64_t stall[KSM_STALL_BUCKETS];
 } KsmStats;
+
+/* Of a group, as its daemon told some time ago. */
+typedef struct KsmGroupStats {
+    bool connected;
+    KsmReason why;          /* ... not */
+    uint64_t generation;    /* of the pool */
+    uint64_t members;
+    uint64_t pool_bytes;    /* that all slots use */
+    uint64_t pool_limit;    /* bytes */
+    /* pages; zero before the daemon has told */
+    uint64_t held;          /* slots that this member maps */
+    uint64_t share;         /* ... each by the number of members that hold it */
+} KsmGroupStats;
+
+/*
+ * False: the engine is in no group.  What it says is up to a step and ten
+ * seconds old; a call then asks for newer figures, for the next one.
+ */
+bool ksm_engine_get_group(KsmEngine *engine, KsmGroupStats *stats);
 
 /* Cheap: counters, no walk.  May wait for one chunk. */
 void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats);

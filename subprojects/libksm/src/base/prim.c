@@ -11,12 +11,15 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/auxv.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -196,6 +199,78 @@ static int real_punch(int fd, off_t offset, off_t len)
 static int real_allocate(int fd, off_t offset, off_t len)
 {
     return result(fallocate(fd, FALLOC_FL_KEEP_SIZE, offset, len));
+}
+
+static int real_connect(const char *path)
+{
+    struct sockaddr_un name = { .sun_family = AF_UNIX };
+    int fd, ret;
+
+    if (strlen(path) >= sizeof(name.sun_path)) {
+        return -ENAMETOOLONG;
+    }
+    strcpy(name.sun_path, path);
+    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) {
+        return -errno;
+    }
+    ret = result(connect(fd, (struct sockaddr *)&name, sizeof(name)));
+    if (ret < 0) {
+        close(fd);
+        return ret;
+    }
+    return fd;
+}
+
+static int real_send(int fd, const void *message, size_t len)
+{
+    return result(send(fd, message, len, MSG_DONTWAIT | MSG_NOSIGNAL));
+}
+
+/* @fds: room for @n_fds; the others are closed. */
+static void fds_take(struct msghdr *msg, int *fds, unsigned n_fds)
+{
+    unsigned got = 0;
+
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
+        size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+        for (size_t i = 0; c->cmsg_level == SOL_SOCKET &&
+                           c->cmsg_type == SCM_RIGHTS && i < n; i++) {
+            int fd;
+
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(fd), sizeof(fd));
+            if (got < n_fds) {
+                fds[got++] = fd;
+            } else {
+                close(fd);
+            }
+        }
+    }
+}
+
+static ssize_t real_receive(int fd, void *message, size_t len, int *fds,
+                            unsigned n_fds)
+{
+    char control[CMSG_SPACE(8 * sizeof(int))];
+    struct iovec iov = { message, len };
+    struct msghdr msg = {
+        .msg_iov = &iov,
+        .msg_iovlen = 1,
+        .msg_control = control,
+        .msg_controllen = sizeof(control),
+    };
+    ssize_t n;
+
+    for (unsigned i = 0; i < n_fds; i++) {
+        fds[i] = -1;
+    }
+    n = recvmsg(fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (n < 0) {
+        return -errno;
+    }
+    fds_take(&msg, fds, n_fds);
+    return msg.msg_flags & MSG_TRUNC ? -EMSGSIZE : n;
 }
 
 static int real_uffd(void)
@@ -424,6 +499,9 @@ static void real_pause(unsigned us)
     .read_at = real_read_at, \
     .punch = real_punch, \
     .allocate = real_allocate, \
+    .connect = real_connect, \
+    .send = real_send, \
+    .receive = real_receive, \
     .uffd = real_uffd, \
     .uffd_api = real_uffd_api, \
     .uffd_register = real_uffd_register, \

@@ -103,6 +103,16 @@ typedef struct KsmPrim {
     ssize_t (*read_at)(int fd, void *buf, size_t len, off_t offset);
     int (*punch)(int fd, off_t offset, off_t len);
     int (*allocate)(int fd, off_t offset, off_t len);
+    /* sockets of whole messages; none of these waits */
+    int (*connect)(const char *path);
+    int (*send)(int fd, const void *message, size_t len);
+    /*
+     * Bytes of the next message, 0 at the end; -EMSGSIZE if it is longer than
+     * @len.  Of the descriptors with it @n_fds are kept, the others closed;
+     * those that are missing are -1.
+     */
+    ssize_t (*receive)(int fd, void *message, size_t len, int *fds,
+                       unsigned n_fds);
     /* userfaultfd */
     int (*uffd)(void);
     int (*uffd_api)(int fd, uint64_t features);

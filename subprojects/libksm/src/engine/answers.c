@@ -3,11 +3,18 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
+#include "base/prim.h"
 #include "base/tsan.h"
 #include "engine/answers.h"
+#include "engine/ripen.h"
 #include "engine/scan.h"
 
 #define ANSWERS_BATCH   CHUNK_PAGES
+#define PREFETCH        8u
+/* A chunk in so long: 512 MiB in nine minutes. */
+#define RENEW_NS        UINT64_C(2000000000)
+#define RENEW_MIN       10u     /* at once: between them passes are idle */
+#define RENEW_MAX       64u
 
 /* Is a page with that id still what it was?  Then *@r and *@page are set. */
 static bool is_as_asked(KsmEngine *e, const StoreAnswer *a, KsmRegion **r,
@@ -34,7 +41,8 @@ static void page_equal(KsmEngine *e, uint32_t id)
     KsmRegion *r = directory_page(&e->dir, id, &page);
 
     content_met(&e->content, id);
-    scan_queue(e, r, page / CHUNK_PAGES);
+    scan_wake(e, page_chunk(r, page));
+    ripen_add(e, r, page / CHUNK_PAGES);
 }
 
 /* Is there a slot for the content that more pages can map, as well as @slot? */
@@ -123,7 +131,8 @@ static unsigned pages_offer(KsmEngine *e, const StoreAnswer *a, unsigned n)
         KSM_TSAN_IGNORE_END();
     }
     g_assert(fate != OFFER_TAKEN);
-    for (unsigned i = 0; i < n && fate == OFFER_REFUSED; i++) {
+    for (unsigned i = 0;
+         i < n && (fate == OFFER_REFUSED || fate == OFFER_BUSY); i++) {
         ask_again(e, a + i);
     }
     return fate == OFFER_LATER ? o.n : n;
@@ -133,11 +142,19 @@ static void answer_take(KsmEngine *e, const StoreAnswer *a)
 {
     switch (a->what) {
     case ANSWER_NONE:
-    case ANSWER_WANTED:     /* it is not what it was, or offered already */
+        break;
+    case ANSWER_WANTED:
+        /* it is not what it was, or offered already, or its region rests */
+        if (!asks_is_offered(&e->asks, a->tag)) {
+            ask_again(e, a);
+        }
         break;
     case ANSWER_REFUSED:
         asks_answered(&e->asks, a->tag);
         ask_again(e, a);
+        break;
+    case ANSWER_FULL:       /* when there is room, all is asked again */
+        asks_answered(&e->asks, a->tag);
         break;
     case ANSWER_SLOT:
         slot_found(e, a);
@@ -157,7 +174,9 @@ static bool ask_all_again(KsmEngine *e)
         }
         page = --r->ask_left * CHUNK_PAGES;
         for (unsigned k = 0; k < CHUNK_PAGES; k++, page++) {
-            if (page_state(r, page) == PAGE_UNIQUE) {
+            PageState s = page_state(r, page);
+
+            if (s == PAGE_UNIQUE || s == PAGE_EQUAL) {
                 content_leave(&e->content, r, page, PAGE_NEW);
                 page_chunk(r, page)->flags |= CHUNK_VISIT;
                 e->scan.again = true;
@@ -168,10 +187,57 @@ static bool ask_all_again(KsmEngine *e)
     return false;
 }
 
+static void chunk_renew(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    size_t page = chunk * CHUNK_PAGES;
+
+    for (unsigned i = 0; i < CHUNK_PAGES; i++, page++) {
+        if (page_state(r, page) == PAGE_UNIQUE) {
+            content_leave(&e->content, r, page, PAGE_NEW);
+            r->history[page] = 0;
+            r->chunk[chunk].flags |= CHUNK_VISIT;
+        }
+    }
+}
+
+/*
+ * Some of what is alone is to be asked about again: news may have been lost,
+ * and whoever was to offer it may not have.
+ */
+static void renew(KsmEngine *e)
+{
+    uint64_t now = prim.now_ns();
+    uint64_t n;
+
+    if (!e->renewed_ns) {
+        e->renewed_ns = now;
+    }
+    n = (now - e->renewed_ns) / RENEW_NS;
+    if (n < RENEW_MIN) {
+        return;
+    }
+    if (!store_is_gone(e->content.store)) {
+        for (uint64_t i = 0; i < MIN(n, RENEW_MAX) && e->dir.len; i++) {
+            const KsmDirEntry *d = &e->dir.entry[e->renewed++ % e->dir.len];
+
+            if (d->region && !d->region->leaving && !d->region->rests) {
+                chunk_renew(e, d->region, d->chunk);
+            }
+        }
+    }
+    e->renewed_ns = now;
+}
+
 static void note_loss(KsmEngine *e)
 {
+    uint64_t seed;
+
     if (!asks_lost(&e->asks)) {
         return;
+    }
+    seed = e->content.store->ops->seed(e->content.store);
+    if (seed != e->hasher.seed) {
+        hasher_init(&e->hasher, seed);
     }
     for (guint i = 0; i < e->regions->len; i++) {
         KsmRegion *r = g_ptr_array_index(e->regions, i);
@@ -185,9 +251,13 @@ static bool batch_take(KsmEngine *e)
 {
     KsmStore *s = e->content.store;
     StoreAnswer a[ANSWERS_BATCH];
+    unsigned awaited = s->ops->awaited(s);
     unsigned n = s->ops->answers(s, a, G_N_ELEMENTS(a)), run;
 
     for (unsigned i = 0; i < n; i += run) {
+        if (i + PREFETCH < n) {
+            index_prefetch(&e->content.index, a[i + PREFETCH].tag);
+        }
         run = wanted_run(e, a + i, n - i);
         if (run) {
             run = pages_offer(e, a + i, run);
@@ -196,18 +266,43 @@ static bool batch_take(KsmEngine *e)
             run = 1;
         }
     }
+    if (n || s->ops->awaited(s) < awaited) {
+        asks_heard(&e->asks);
+    }
     return n == G_N_ELEMENTS(a);
+}
+
+/* Chunks that waited for what is known now. */
+static void call_parked(KsmEngine *e)
+{
+    uint32_t id;
+
+    while (asks_call(&e->asks, &id)) {
+        const KsmDirEntry *d = &e->dir.entry[id];
+
+        if (d->region) {
+            d->region->chunk[d->chunk].flags &= ~CHUNK_PARKED;
+            scan_wake(e, &d->region->chunk[d->chunk]);
+            scan_queue(e, d->region, d->chunk);
+        }
+    }
 }
 
 bool answers_take(KsmEngine *e)
 {
     KsmStore *s = e->content.store;
+    uint64_t cpu;
     bool more;
 
     if (!store_is_remote(s)) {
         return false;
     }
+    cpu = prim.cpu_ns();
     more = batch_take(e);
     note_loss(e);
-    return more || (!store_is_gone(s) && ask_all_again(e));
+    call_parked(e);
+    renew(e);
+    more |= !store_is_gone(s) && ask_all_again(e);
+    e->total.scan_time += prim.cpu_ns() - cpu;
+    return more;
 }

@@ -33,6 +33,18 @@ static int run_replace(KsmEngine *e, KsmRegion *r, const PageRun *run)
     return PAGE_BROKEN;
 }
 
+/* Nothing else gives access again; it takes the place of a mapping. */
+static int run_unbar(KsmEngine *e, KsmRegion *r, const PageRun *run)
+{
+    int ret = attr_map_anonymous(r, run->addr, run->len);
+
+    if (ret < 0) {
+        return ret;
+    }
+    dirty_track(&e->dirty, r, run->addr, run->len);
+    return PAGE_HOLE;
+}
+
 /* Returns the state of the run's pages from now on, or -errno. */
 static int run_empty(KsmEngine *e, KsmRegion *r, const PageRun *run,
                      bool lazy)
@@ -41,6 +53,9 @@ static int run_empty(KsmEngine *e, KsmRegion *r, const PageRun *run,
 
     if (run->mapped) {
         return run_replace(e, r, run);
+    }
+    if (run->barred) {
+        return run_unbar(e, r, run);
     }
     if (!lazy) {
         ret = prim.advise(run->addr, run->len, MADV_DONTNEED);
@@ -64,7 +79,7 @@ int discard_range(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
         PageRun run = region_run(r, page, end);
         int state = run_empty(e, r, &run, lazy);
 
-        if (run.mapped || !lazy) {
+        if (run.mapped || run.barred || !lazy) {
             r->chunk[page / CHUNK_PAGES].flags |= CHUNK_VISIT;
         }
         if (state < 0) {

@@ -4,7 +4,9 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Discard: the range reads as zeroes at once.  MADV_DONTNEED would bring back
- * the pool's content: anonymous memory is mapped over its mappings.
+ * the pool's content: anonymous memory is mapped over its mappings.  And over
+ * what nobody has access to since its memory failed (PAGE_BARRED); a hint does
+ * that too, for who uses the page again says nothing before.
  *
  * Free hint: the owner no longer needs the content.  Lazily (MADV_FREE), the
  * kernel takes pages when it needs them, except written ones.  Freed pages

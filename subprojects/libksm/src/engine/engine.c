@@ -13,10 +13,12 @@
 #include "engine/discard.h"
 #include "engine/engine.h"
 #include "engine/fork.h"
+#include "engine/ripen.h"
 #include "engine/scan.h"
 #include "engine/state.h"
 #include "memory/admit.h"
 #include "share/store-local.h"
+#include "share/remote.h"
 
 GQuark ksm_error_quark(void)
 {
@@ -35,6 +37,7 @@ void ksm_config_init(KsmConfig *config)
         .max_page_sharing = 256,
         .vma_reserve_percent = 25,
         .stall_limit_ns = 1000000,
+        .group_fd = -1,
     };
 }
 
@@ -233,6 +236,7 @@ static void engine_close(KsmEngine *e)
 {
     stage_close(&e->stage);
     asks_free(&e->asks);
+    ripen_free(e);
     content_free(&e->content);
     fd_close(e->uffd);
     fd_close(e->uffd_wp);
@@ -253,6 +257,8 @@ static KsmEngine *engine_alloc(const KsmConfig *config)
     KsmEngine *e = g_new0(KsmEngine, 1);
 
     e->cfg = *config;
+    /* those are the caller's */
+    e->cfg.group = e->cfg.group_socket = e->cfg.member = NULL;
     config_clamp(&e->cfg);
     e->run = true;
     e->uffd = e->uffd_wp = e->kinds.pagemap = e->vmas.maps = -1;
@@ -282,22 +288,75 @@ KsmEngine *engine_new_over(const KsmConfig *config, KsmStore *store,
     return e;
 }
 
+/* Its name is part of a path. */
+static bool group_is_valid(const char *name)
+{
+    return *name && *name != '.' && strlen(name) <= 64 &&
+           strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+                  "0123456789._-") == strlen(name);
+}
+
+static KsmStore *remote_store_new(const KsmConfig *config, GError **error)
+{
+    g_autofree char *path = NULL;
+    RemoteConfig remote = {
+        .socket = config->group_socket,
+        .fd = config->group_fd,
+        .name = config->member ? config->member : g_get_prgname(),
+        .max_sharing = config->max_page_sharing,
+    };
+
+    if (config->group && !group_is_valid(config->group)) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
+                    "'%s' is not the name of a group: letters, digits, '.', "
+                    "'_' and '-', 64 at most, and no '.' in front",
+                    config->group);
+        fd_close(config->group_fd);
+        return NULL;
+    }
+    if (!remote.socket && config->group) {
+        path = g_strdup_printf("%s/%s.sock", KSM_GROUP_DIR, config->group);
+        remote.socket = path;
+    }
+    if (!remote.socket && remote.fd < 0) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
+                    "which group? Its name, its socket or a connection to it "
+                    "is missing");
+        return NULL;
+    }
+    remote.name = remote.name ? remote.name : "";
+    return remote_new(&remote);
+}
+
+static KsmStore *store_new(const KsmConfig *config, GError **error)
+{
+    KsmStore *store;
+    int ret = 0;
+
+    if (config->scope == KSM_SCOPE_GROUP) {
+        return remote_store_new(config, error);
+    }
+    store = store_local_new(config->max_page_sharing, &ret);
+    if (!store) {
+        resources_error(error, ret, "make the pool");
+    }
+    return store;
+}
+
 KsmEngine *ksm_engine_new(const KsmConfig *config, GError **error)
 {
     KsmConfig cfg = *config;
     KsmStore *store;
-    int ret = 0;
 
     if (host_refused(error)) {
+        if (config->scope == KSM_SCOPE_GROUP) {
+            fd_close(config->group_fd);
+        }
         return NULL;
     }
     config_clamp(&cfg);
-    store = store_local_new(cfg.max_page_sharing, &ret);
-    if (!store) {
-        resources_error(error, ret, "make the pool");
-        return NULL;
-    }
-    return engine_new_over(config, store, error);
+    store = store_new(&cfg, error);
+    return store ? engine_new_over(config, store, error) : NULL;
 }
 
 void ksm_engine_free(KsmEngine *engine)
@@ -400,7 +459,6 @@ static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
     }
     g_ptr_array_add(e->regions, r);
     scan_kick(e);
-    e->scan.settle = 2;
     return true;
 }
 
@@ -425,6 +483,10 @@ static KsmRegion *region_make(KsmEngine *e, void *addr, size_t len, int node,
     if (why) {
         g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
                     "%p, %zu bytes, cannot be merged: %s", addr, len, why);
+    } else if (e->content.store->stay_home && !region_stays_home(r)) {
+        g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
+                    "memory that is inherited by children cannot be shared "
+                    "with a group: give it MADV_DONTFORK");
     } else if (region_alloc(r) < 0) {
         g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
                     "no memory for the state of %zu pages", r->n_pages);
@@ -547,7 +609,7 @@ static int64_t step_pause(KsmEngine *e, bool more)
 {
     uint64_t now = prim.now_ns();
     uint64_t rest = budget_rest(&e->budget, e->cfg.max_cpu);
-    uint64_t spread = 0;
+    uint64_t spread = 0, look = e->content.store->look_ns;
 
     if (!more) {
         uint64_t wait = e->scan.due > now ? e->scan.due - now : 0;
@@ -557,6 +619,8 @@ static int64_t step_pause(KsmEngine *e, bool more)
                                now - e->scan.started, 1, 1);
         wait = MAX(wait, spread);
         wait = asks_awaited(&e->asks) ? MIN(wait, ANSWER_NS) : wait;
+        wait = look ? MIN(wait, look) : wait;
+        wait = e->run ? MIN(wait, ripen_wait(e)) : wait;
         return MAX(rest, settle < 0 ? wait : MIN(wait, (uint64_t)settle));
     }
     if (e->cfg.target_scan_s) {
@@ -624,7 +688,10 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
         do {
             more = answers_take(e);
             more |= e->run && (discard_settle(e) || scan_ripe(e));
-        } while (more && budget_used(&e->budget) < e->budget.limit);
+            lock_release(&e->lock);
+            lock_take(&e->lock);
+        } while (more && engine_has_work(e) &&
+                 budget_used(&e->budget) < e->budget.limit);
         pause = step_pause(e, false);
         more = false;
     }

@@ -19,13 +19,7 @@ static bool engine_stays_home(const KsmEngine *e)
         return false;
     }
     for (guint i = 0; i < e->regions->len; i++) {
-        const KsmRegion *r = g_ptr_array_index(e->regions, i);
-        bool stays = false;
-
-        for (unsigned k = 0; k < r->n_advice; k++) {
-            stays |= r->advice[k] == MADV_DONTFORK;
-        }
-        if (!stays) {
+        if (!region_stays_home(g_ptr_array_index(e->regions, i))) {
             return false;
         }
     }

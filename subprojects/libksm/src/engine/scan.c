@@ -10,6 +10,7 @@
 #include "engine/ages.h"
 #include "engine/broken.h"
 #include "engine/discard.h"
+#include "engine/ripen.h"
 #include "engine/scan.h"
 
 #define IDLE_MIN_NS     UINT64_C(100000000)
@@ -23,7 +24,16 @@
 #define REST_MAX_NS     UINT64_C(30000000000)
 /* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
+/*
+ * Passes before the engine may rest: the first one only begins to watch.  What
+ * others are asked about saves something when they have answered: some more,
+ * and not all at once.
+ */
+#define SETTLE_PASSES   2u
+#define SETTLE_REMOTE   5u
+#define SETTLE_NS       UINT64_C(200000000)     /* from one to the next */
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
+#define RETRIES_MAX     16u     /* in a pass, of a plan that was refused */
 
 static bool page_skip(KsmEngine *e, KsmRegion *r, size_t page)
 {
@@ -47,7 +57,7 @@ void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
      * Where isolating fails two chunks would send each other for ever: each
      * finds that it could merge, and takes the other's place in the index.
      */
-    if (c->failed_in == (uint8_t)s->pass) {
+    if (c->failed_in == (uint8_t)s->pass && c->wait) {
         return;
     }
     if (s->n_ripe == RIPE_MAX) {
@@ -56,8 +66,14 @@ void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
         return;
     }
     c->flags |= CHUNK_QUEUED;
-    c->wait = 0;
     s->ripe[s->n_ripe++] = page_id(r, chunk * CHUNK_PAGES);
+}
+
+void scan_wake(KsmEngine *e, KsmChunk *c)
+{
+    if (c->failed_in != (uint8_t)e->scan.pass) {
+        c->wait = 0;
+    }
 }
 
 void scan_forget(KsmEngine *e, KsmRegion *r)
@@ -81,6 +97,8 @@ void scan_kick(KsmEngine *e)
 {
     e->scan.due = 0;
     e->scan.idle_ns = 0;
+    e->scan.settle = store_is_remote(e->content.store) ? SETTLE_REMOTE
+                                                       : SETTLE_PASSES;
 }
 
 /* A merged page was written. */
@@ -120,6 +138,13 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
             page_mark(r, page, true);
         } else if (!(kind & PM_SWAPPED)) {
             page_set(r, page, PAGE_HOLE);
+        }
+        break;
+    case PAGE_BARRED:
+        /* is something mapped there by its owner? */
+        if (there) {
+            page_set(r, page, PAGE_NEW);
+            page_mark(r, page, true);
         }
         break;
     case PAGE_FREED:
@@ -294,7 +319,7 @@ static void page_tag_or_ask(KsmEngine *e, KsmRegion *r, size_t page,
                             uint32_t tag, uint64_t hash64)
 {
     if (index_lookup(&e->content.index, tag) == PLACE_NONE &&
-        !asks_have_room(&e->asks)) {
+        !asks_have_room(&e->asks, 1)) {
         e->scan.again = true;
         return;
     }
@@ -390,6 +415,7 @@ static void partners_queue(KsmEngine *e)
     for (unsigned i = 0; i < e->plan.n_partners; i++) {
         const KsmDirEntry *d = &e->dir.entry[e->plan.partner[i]];
 
+        scan_wake(e, &d->region->chunk[d->chunk]);
         scan_queue(e, d->region, d->chunk);
     }
 }
@@ -407,6 +433,23 @@ static unsigned plan_merge(KsmEngine *e, KsmRegion *r)
     return merged;
 }
 
+/*
+ * What only estimates speak against is tried again, before the next pass: that
+ * may be a long time, and where many guests merge at once estimates are high.
+ * Each time they are doubted more.
+ */
+static void plan_again(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+
+    if (e->content.store->ripen_ns && e->plan.doubtful &&
+        c->parked < RETRIES_MAX) {
+        c->parked++;
+        c->wait = 0;
+        ripen_add(e, r, chunk);
+    }
+}
+
 /* False: there is nothing to carry out. */
 static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -417,6 +460,9 @@ static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
     made = plan_make(&e->plan, r, chunk);
     partners_queue(e);
+    if (!made) {
+        plan_again(e, r, chunk);
+    }
     return made;
 }
 
@@ -438,6 +484,27 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
     e->total.merge_time += prim.cpu_ns() - cpu;
 }
 
+/* Not for long: zeroes are not to be in the hands of a peer that hangs. */
+static bool starved_lately(const KsmEngine *e)
+{
+    return e->scan.starved && prim.now_ns() - e->scan.starved <
+                              e->content.store->ripen_ns;
+}
+
+/* The store takes no more questions: what is hashed now is hashed again. */
+static bool is_starved(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+
+    if (!store_is_remote(e->content.store) ||
+        asks_have_room(&e->asks, CHUNK_PAGES)) {
+        s->starved = 0;
+    } else if (!s->starved) {
+        s->starved = prim.now_ns();
+    }
+    return starved_lately(e);
+}
+
 static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
@@ -445,6 +512,10 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     unsigned hashed = 0;
     bool seen;
 
+    if (is_starved(e)) {
+        e->scan.again = true;
+        return;
+    }
     c->flags &= ~CHUNK_VISIT;
     seen = chunk_look(e, r, chunk);
     if (!seen) {
@@ -462,7 +533,11 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     c->flags |= CHUNK_SEEN;
     e->total.scan_time += prim.cpu_ns() - cpu;
     broken_look(e, r, chunk);
-    chunk_merge(e, r, chunk);
+    if (store_is_remote(e->content.store)) {
+        ripen_add(e, r, chunk);
+    } else {
+        chunk_merge(e, r, chunk);
+    }
 }
 
 /*
@@ -488,18 +563,40 @@ static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
     e->total.scan_time += prim.cpu_ns() - cpu;
 }
 
+/* Queues one that is ripe now; false: there is none. */
+static bool ripened(KsmEngine *e)
+{
+    const KsmDirEntry *d;
+    uint32_t id;
+
+    if (!ripen_take(e, &id)) {
+        return false;
+    }
+    d = &e->dir.entry[id];
+    if (d->region) {
+        d->region->chunk[d->chunk].flags &= ~CHUNK_RIPENING;
+        scan_queue(e, d->region, d->chunk);
+    }
+    return true;
+}
+
 bool scan_ripe(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
     size_t page;
     KsmRegion *r;
 
-    if (!s->n_ripe) {
+    if (!s->n_ripe && !ripened(e)) {
         return false;
+    }
+    if (!s->n_ripe) {
+        return true;
     }
     r = directory_page(&e->dir, s->ripe[--s->n_ripe], &page);
     r->chunk[page / CHUNK_PAGES].flags &= ~CHUNK_QUEUED;
-    if (!region_inhibited(r)) {
+    if (region_inhibited(r)) {
+        r->chunk[page / CHUNK_PAGES].flags |= CHUNK_VISIT;
+    } else {
         chunk_merge(e, r, page / CHUNK_PAGES);
     }
     return true;
@@ -543,7 +640,6 @@ static void pass_start(KsmEngine *e)
     s->started = prim.now_ns();
     s->active = false;
     s->scan_time = e->total.scan_time;
-    s->merged = e->total.merged;
     s->hash_time = 0;
     s->again = false;
     s->visited = 0;
@@ -564,7 +660,7 @@ static uint64_t pass_rest(const KsmEngine *e)
     uint64_t idle = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
 
-    if (s->settle || worth > cost) {
+    if (s->settle || starved_lately(e) || worth > cost) {
         return 0;
     }
     return MAX(idle, MIN((cost - s->hash_time) * REST_SHARE, REST_MAX_NS));
@@ -580,8 +676,13 @@ static void pass_end(KsmEngine *e)
     asks_send(&e->asks);
     s->again |= asks_awaited(&e->asks);
     s->idle_ns = pass_rest(e);
+    /* what is merged from now on, also between passes, is for the next one */
+    s->merged = e->total.merged;
     s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                  prim.now_ns() + s->idle_ns);
+    if (s->settle && store_is_remote(e->content.store) && !starved_lately(e)) {
+        s->due = MAX(s->due, s->started + SETTLE_NS);
+    }
     store_pass(e->content.store);
     if (store_stats(e->content.store).leaked) {
         /* if it fails, less is merged */
@@ -595,6 +696,7 @@ static void waits_count(KsmRegion *r, size_t chunk, size_t end)
     for (; chunk < end; chunk++) {
         KsmChunk *c = &r->chunk[chunk];
 
+        c->parked = 0;
         if (c->wait && --c->wait == 0) {
             c->flags |= CHUNK_VISIT;
         }
@@ -695,7 +797,7 @@ bool scan_has_books(const KsmEngine *e)
             return true;
         }
     }
-    return store_stats(e->content.store).pending;
+    return asks_hold_any(&e->asks) || store_stats(e->content.store).pending;
 }
 
 bool scan_step(KsmEngine *e)

@@ -24,7 +24,7 @@
 
 /*
  * Is there work while merging is off?  Merged pages may be written, and slots
- * of the pool wait to be given back.
+ * of the pool, or answers that are users of some, wait to be given back.
  */
 bool scan_has_books(const KsmEngine *e);
 
@@ -34,8 +34,10 @@ bool scan_ripe(KsmEngine *e);
 /* One piece of work; false: the pass is complete. */
 bool scan_step(KsmEngine *e);
 
-/* The chunk is ripe, or may be: merge it soon. */
+/* The chunk is ripe, or may be: merge it soon, unless it waits for a pass. */
 void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk);
+/* There is more to gain: it does not wait, unless it failed in this pass. */
+void scan_wake(KsmEngine *e, KsmChunk *c);
 
 void scan_forget(KsmEngine *e, KsmRegion *r);
 

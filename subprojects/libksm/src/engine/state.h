@@ -46,6 +46,7 @@ typedef struct KsmScan {
     uint64_t visited;       /* chunks of this pass behind us */
     uint32_t ripe[RIPE_MAX];    /* ids of first pages: chunks to merge */
     unsigned n_ripe;
+    uint64_t starved;       /* ns; since when nothing could be asked; 0 */
     bool again;             /* something was left for a pass soon */
     unsigned settle;        /* passes until the engine may count as idle */
     uint8_t kinds[CHUNK_PAGES]; /* PM_* of the chunk being visited */
@@ -68,6 +69,9 @@ struct KsmEngine {
     KsmDirectory dir;
     KsmContent content;
     KsmAsks asks;
+    GQueue ripening;        /* chunks: ripen.h */
+    uint64_t renewed_ns;    /* when what is alone was asked about again ... */
+    uint32_t renewed;       /* ... up to that chunk */
     KsmFreer *freer;        /* how and when to give memory back */
     KsmMemcg memcg;
     KsmDirty dirty;

@@ -29,6 +29,11 @@ static const struct {
         "the kernel had no memory for merging" },
     [KSM_REASON_COW_BROKEN] = { "cow-broken", "written after the merge" },
     [KSM_REASON_FREED] = { "freed", "the owner freed it" },
+    [KSM_REASON_NO_DAEMON] = { "no-daemon",
+        "no daemon serves the group, or it may not be connected to (ksm-poold)" },
+    [KSM_REASON_REFUSED_BY_DAEMON] = { "refused-by-daemon",
+        "the group's daemon takes no more of this member" },
+    [KSM_REASON_GROUP_FULL] = { "group-full", "the group's pool is full" },
 };
 
 const char *ksm_reason_name(KsmReason reason)
@@ -75,6 +80,25 @@ static void region_sum(const KsmRegion *r, KsmStats *s)
     }
 }
 
+/* Without its daemon a group's member merges zeroes alone. */
+static void group_gone(const KsmEngine *e, KsmStats *s)
+{
+    KsmReason why;
+
+    if (!store_is_gone(e->content.store)) {
+        /* chunks refused while it was gone have not been looked at since */
+        s->reasons[KSM_REASON_NOT_SCANNED] += s->reasons[KSM_REASON_NO_DAEMON];
+        s->reasons[KSM_REASON_NO_DAEMON] = 0;
+        return;
+    }
+    why = store_why(e->content.store);
+    s->reasons[why] += s->reasons[KSM_REASON_UNIQUE];
+    s->reasons[KSM_REASON_UNIQUE] = 0;
+    if (!s->inhibited) {
+        s->inhibited = ksm_reason_text(why);
+    }
+}
+
 static KsmState engine_state(const KsmEngine *e)
 {
     bool all = e->regions->len > 0;
@@ -85,7 +109,7 @@ static KsmState engine_state(const KsmEngine *e)
     for (guint i = 0; i < e->regions->len; i++) {
         all &= !!((KsmRegion *)g_ptr_array_index(e->regions, i))->inhibited;
     }
-    if (all) {
+    if (all || store_is_gone(e->content.store)) {
         return KSM_STATE_INHIBITED;
     }
     return e->regions->len == 0 || e->scan.idle_ns ? KSM_STATE_IDLE
@@ -94,7 +118,7 @@ static KsmState engine_state(const KsmEngine *e)
 
 static void stats_finish(KsmStats *s, KsmState state)
 {
-    uint64_t saved = s->pages_sharing + s->zero_pages;
+    uint64_t saved = s->pages_sharing + s->zero_pages + s->group_saved;
 
     s->state = state;
     if (s->state != KSM_STATE_INHIBITED) {
@@ -131,6 +155,28 @@ static void merge_sum(const KsmEngine *e, KsmStats *s)
     memcpy(s->stall, m->stalls.bucket, sizeof(s->stall));
 }
 
+/* Slots that others hold, too, are paid for by all of them. */
+static uint64_t group_saved(const KsmEngine *e, uint64_t shared)
+{
+    KsmGroupStats g;
+
+    if (!store_group(e->content.store, &g) || !g.held) {
+        return 0;
+    }
+    /* as far as the daemon knew then */
+    return shared - shared * MIN(g.share, g.held) / g.held;
+}
+
+bool ksm_engine_get_group(KsmEngine *engine, KsmGroupStats *stats)
+{
+    bool has;
+
+    lock_take(&engine->lock);
+    has = store_group(engine->content.store, stats);
+    lock_release(&engine->lock);
+    return has;
+}
+
 void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
 {
     KsmEngine *e = engine;
@@ -158,6 +204,8 @@ void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
                        N_RANGES * sizeof(PmRange) +
                        e->dir.len * sizeof(*e->dir.entry);
     merge_sum(e, stats);
+    group_gone(e, stats);
+    stats->group_saved = group_saved(e, store.shared);
     stats_finish(stats, engine_state(e));
     /* unused slots that are kept cost memory, too */
     stats->profit -= (int64_t)(store.leaked * PAGE_BYTES);
@@ -184,6 +232,7 @@ void ksm_region_get_stats(KsmRegion *region, KsmStats *stats)
         .free_hinted = region->free_hinted,
     };
     region_sum(region, stats);
+    group_gone(e, stats);
     stats_finish(stats, region->inhibited ? KSM_STATE_INHIBITED
                                           : engine_state(e));
     lock_release(&e->lock);

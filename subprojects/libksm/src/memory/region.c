@@ -180,11 +180,12 @@ void region_set_run(KsmRegion *r, const PageRun *run, uint8_t to)
 PageRun region_run(const KsmRegion *r, size_t page, size_t end)
 {
     size_t stop = MIN(end, (page / CHUNK_PAGES + 1) * CHUNK_PAGES);
-    bool mapped = state_maps(r->state[page] & PAGE_STATE_MASK);
+    bool mapped = page_is_mapped(r, page);
+    bool barred = page_state(r, page) == PAGE_BARRED;
     size_t n = 1;
 
-    while (page + n < stop &&
-           state_maps(r->state[page + n] & PAGE_STATE_MASK) == mapped) {
+    while (page + n < stop && page_is_mapped(r, page + n) == mapped &&
+           (page_state(r, page + n) == PAGE_BARRED) == barred) {
         n++;
     }
     return (PageRun) {
@@ -193,6 +194,7 @@ PageRun region_run(const KsmRegion *r, size_t page, size_t end)
         .addr = r->base + page * PAGE_BYTES,
         .len = n * PAGE_BYTES,
         .mapped = mapped,
+        .barred = barred,
     };
 }
 
@@ -333,4 +335,14 @@ void region_check(KsmRegion *r)
     g_assert(r->n_written == written);
     g_assert(r->lazy == lazy);
     g_assert(!memcmp(r->gain, sum, sizeof(sum)));
+}
+
+bool region_stays_home(const KsmRegion *r)
+{
+    for (unsigned i = 0; i < r->n_advice; i++) {
+        if (r->advice[i] == MADV_DONTFORK) {
+            return true;
+        }
+    }
+    return false;
 }

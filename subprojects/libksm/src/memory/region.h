@@ -32,6 +32,7 @@
  * FREED.  An isolation that is refused makes it PINNED or BUSY, until it is
  * tried again.  What is discarded, or found gone, is a HOLE; where merged pages
  * could not be discarded they are BROKEN.  SWAPPED pages come back as NEW.
+ * BARRED ones stay until their owner discards them, or maps something there.
  */
 typedef enum PageState {
     PAGE_NEW,           /* content not known */
@@ -43,7 +44,8 @@ typedef enum PageState {
     PAGE_HOLE,          /* not populated */
     PAGE_GIVEN,         /* was zeroes, given back, not populated since */
     PAGE_FREED,         /* the owner does not need it until written */
-    PAGE_SWAPPED,       /* swapped out: left alone */
+    PAGE_SWAPPED,       /* swapped out, or poisoned: left alone */
+    PAGE_BARRED,        /* its memory failed: mapped without access */
     PAGE_PINNED,        /* isolation was refused; tried again later */
     PAGE_BUSY,          /* the busy op said no; tried again later */
     PAGE_OUTSIDE,       /* of the region (first and last chunk) */
@@ -64,6 +66,8 @@ typedef enum PageState {
 #define CHUNK_HUGE      0x10u   /* a huge page when last seen */
 #define CHUNK_SEEN      0x20u   /* scanned at least once */
 #define CHUNK_BLIND     0x40u   /* there may be pages with PAGE_BLIND */
+#define CHUNK_PARKED    0x80u   /* it will be called: asks.h */
+#define CHUNK_RIPENING  0x100u  /* its merging waits: ripen.h */
 
 typedef struct KsmChunk {
     uint32_t id;        /* in the engine's directory */
@@ -77,9 +81,10 @@ typedef struct KsmChunk {
     uint16_t runs;      /* mappings of the pool in this chunk */
     uint16_t lazy;      /* FREED and populated when seen: chunk_set_lazy() */
     uint16_t tried;     /* gain when merging was last refused */
-    uint8_t flags;
+    uint16_t flags;
     uint8_t why_not;    /* KsmReason of that refusal: chunk_set_reason() */
     uint8_t wait;       /* passes until it is tried again */
+    uint8_t parked;     /* times in this pass that it was put off */
     uint8_t backoff;    /* log2 of that wait, grows with each refusal */
     uint8_t hot;        /* log2 of passes between looks for writes */
     uint8_t hot_wait;   /* of those still to go */
@@ -132,12 +137,13 @@ struct KsmRegion {
     uint64_t merged, cow_broken, free_hinted, pinned, busy, verify_failed;
 };
 
-/* Pages of one chunk: all in mappings of the pool, or none. */
+/* Pages of one chunk that are alike in how they are mapped. */
 typedef struct PageRun {
     size_t page, n;
     char *addr;             /* the same in bytes */
     size_t len;
-    bool mapped;
+    bool mapped;            /* all are in mappings of the pool */
+    bool barred;            /* all are BARRED */
 } PageRun;
 
 static inline PageState page_state(const KsmRegion *r, size_t page)
@@ -225,6 +231,9 @@ void region_init(KsmRegion *r, void *addr, size_t len, int node,
 /* What is kept of each page: 0 or -ENOMEM; region_fini() in any case. */
 int region_alloc(KsmRegion *r);
 void region_fini(KsmRegion *r);
+
+/* Is its memory kept out of children (MADV_DONTFORK), as far as /proc told? */
+bool region_stays_home(const KsmRegion *r);
 
 /* Why not to merge there now; asks the region's op. */
 const char *region_inhibited(KsmRegion *r);

@@ -7,7 +7,7 @@
 
 #include "merge/cost.h"
 
-static const KsmCosts guess = {
+const KsmCosts costs_guess = {
     .isolate_ns = 30000,
     .move_ns = 100,
     .map_ns = 4000,
@@ -18,7 +18,7 @@ static const KsmCosts guess = {
 
 void costs_init(KsmCosts *c)
 {
-    *c = guess;
+    *c = costs_guess;
 }
 
 void cost_average(uint64_t *cost, uint64_t ns)
@@ -50,7 +50,7 @@ void costs_span(KsmCosts *c, const KsmSpent *s)
     }
     moved = s->n * c->move_ns;
     cost_average(&c->isolate_ns, s->isolate_ns - MIN(s->isolate_ns, moved));
-    if (s->n >= 2 * SPAN_MIN) {
+    if (s->n >= 2 * SPAN_MIN || s->cpu_ns / s->n < c->page_ns) {
         cost_average(&c->page_ns, s->cpu_ns / s->n);
     }
 }
@@ -62,8 +62,8 @@ static void towards(uint64_t *cost, uint64_t to)
 
 void costs_doubt(KsmCosts *c)
 {
-    towards(&c->isolate_ns, guess.isolate_ns);
-    towards(&c->map_ns, guess.map_ns);
-    towards(&c->copy_ns, guess.copy_ns);
-    towards(&c->back_ns, guess.back_ns);
+    towards(&c->isolate_ns, costs_guess.isolate_ns);
+    towards(&c->map_ns, costs_guess.map_ns);
+    towards(&c->copy_ns, costs_guess.copy_ns);
+    towards(&c->back_ns, costs_guess.back_ns);
 }

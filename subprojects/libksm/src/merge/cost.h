@@ -5,7 +5,8 @@
  *
  * Moving averages of CPU time, measured as the calls are made: with a second
  * busy thread each call waits for a TLB shootdown.  Refused plans are not
- * measured: they let the numbers decay towards the first guesses (costs_doubt).
+ * measured: they let the numbers decay towards the first guesses (costs_doubt),
+ * so that no estimate made on a busy host lasts.
  */
 #ifndef KSM_COST_H
 #define KSM_COST_H
@@ -16,8 +17,8 @@
 #define DROP_NS         UINT64_C(7500)      /* dropping a staged span */
 
 /*
- * Pages: no span is cut shorter.  Spans shorter than two of these are not
- * measured: fixed overhead inflates their cost per page.
+ * Pages: no span is cut shorter.  Fixed overhead inflates the cost per page of
+ * spans shorter than two of these: they count if it is less than was thought.
  */
 #define SPAN_MIN        32u
 
@@ -42,6 +43,9 @@ typedef struct KsmSpent {
     unsigned runs, copies;          /* copies: pages */
     unsigned backs, back_pages;     /* stretches moved back */
 } KsmSpent;
+
+/* Before anything was measured. */
+extern const KsmCosts costs_guess;
 
 void costs_init(KsmCosts *c);
 

@@ -17,7 +17,9 @@
 
 #define FILL_SPAN_MIN   128u    /* pages */
 #define OFFER_WAIT      4u      /* passes until it is offered again */
+#define PARKED_MAX      16u     /* times in a pass that it waits for answers */
 #define LEAKED_MIN      (64 * CHUNK_PAGES)  /* what may always be kept */
+#define PREFETCH        8u      /* pages ahead */
 #define FILL_GAIN_NS    128u    /* a page, for what is still in the cache */
 
 static unsigned gain_needed(const KsmPlan *p, const KsmChunk *c)
@@ -33,13 +35,17 @@ bool plan_ripe(const KsmPlan *p, const KsmRegion *r, size_t chunk)
            (c->wait == 0 || c->gain > c->tried + c->tried / 4 + 8);
 }
 
-static bool refuse(KsmPlan *p, KsmChunk *c, KsmReason reason)
+/* @paid: the costs are all that is against it, and they may be less by then. */
+static bool refuse(KsmPlan *p, KsmChunk *c, KsmReason reason, bool paid)
 {
     costs_doubt(p->costs);
     chunk_set_reason(p->region, c, reason);
     c->tried = c->gain;
-    c->backoff = MIN(c->backoff + 1, 6);
-    c->wait = 1u << c->backoff;
+    if (!paid) {
+        c->backoff = MIN(c->backoff + 1, 6);
+    }
+    c->wait = paid ? 1 : 1u << c->backoff;
+    p->doubtful = paid;
     return false;
 }
 
@@ -67,6 +73,12 @@ static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
     uint32_t place = index_lookup(&p->content->index, r->tag[page]);
     unsigned one = 1;
 
+    if (place == PLACE_NONE && store_is_remote(store)) {
+        /* here what it was equal to is gone; elsewhere it may be: ask again */
+        content_leave(p->content, r, page, PAGE_NEW);
+        page_chunk(r, page)->flags |= CHUNK_VISIT;
+        return ACT_KEEP;
+    }
     if (place == PLACE_NONE) {
         /* what it was equal to is gone: now it is the candidate */
         page_set(r, page, PAGE_UNIQUE);
@@ -155,10 +167,15 @@ static uint32_t repeat_new(KsmPlan *p, KsmRegion *r, size_t page)
     case OFFER_TAKEN:
         publish(p, o.slot);
         return o.slot;
+    case OFFER_BUSY:
+        p->busy++;
+        /* fall through */
     case OFFER_LATER:
         p->offered++;
         break;
     case OFFER_REFUSED:
+    case OFFER_FULL:
+        p->why = store_why(p->content->store);
         break;
     }
     return SLOT_NONE;
@@ -173,10 +190,14 @@ static uint32_t repeat_for(KsmPlan *p, KsmRegion *r, size_t page)
     if (place != PLACE_NONE && (place & PLACE_SLOT)) {
         first = store_repeated(p->content->store, place & ~PLACE_SLOT);
     }
-    if (first == SLOT_NONE && !is_tight(p)) {
-        first = repeat_new(p, r, page);
+    if (first != SLOT_NONE) {
+        return first;
     }
-    return first;
+    if (is_tight(p)) {
+        p->why = KSM_REASON_NO_MEMORY;
+        return SLOT_NONE;
+    }
+    return repeat_new(p, r, page);
 }
 
 /* Plans a run of @n equal pages; slots are taken. */
@@ -220,6 +241,10 @@ static void plan_acts(KsmPlan *p, KsmRegion *r, size_t chunk)
     memset(p->act, ACT_KEEP, sizeof(p->act));
     for (unsigned i = 0; i < CHUNK_PAGES; i += n) {
         n = 1;
+        if (i + PREFETCH < CHUNK_PAGES &&
+            page_state(r, first + i + PREFETCH) == PAGE_EQUAL) {
+            index_prefetch(&p->content->index, r->tag[first + i + PREFETCH]);
+        }
         if (r->state[first + i] & PAGE_WRITTEN) {
             continue;
         }
@@ -354,7 +379,8 @@ static bool page_is_movable(const KsmRegion *r, size_t page)
 {
     PageState s = page_state(r, page);
 
-    return s != PAGE_OUTSIDE && s != PAGE_SWAPPED && !page_is_mapped(r, page);
+    return s != PAGE_OUTSIDE && s != PAGE_SWAPPED && s != PAGE_BARRED &&
+           !page_is_mapped(r, page);
 }
 
 /*
@@ -407,9 +433,8 @@ static unsigned plan_spans(KsmPlan *p, KsmRegion *r, size_t chunk)
     return kept;
 }
 
-static bool plan_pays(const KsmPlan *p, unsigned kept)
+static bool plan_pays(const KsmPlan *p, const KsmCosts *c, unsigned kept)
 {
-    const KsmCosts *c = p->costs;
     unsigned gain = p->zero + p->map + p->fresh;
     uint64_t cost;
 
@@ -424,24 +449,25 @@ static bool plan_pays(const KsmPlan *p, unsigned kept)
 
 /*
  * Offers the ACT_NEW pages, in order.  Their slots are to be filled; or they
- * were copied, and are kept until the answer has come.
+ * were copied, and are kept until the answer has come; or until there is room.
  */
-static unsigned promote_run(KsmPlan *p, KsmRegion *r, unsigned i,
-                            unsigned n, KsmReason *why)
+static unsigned promote_run(KsmPlan *p, KsmRegion *r, unsigned i, unsigned n)
 {
     KsmStore *s = p->content->store;
     size_t page = p->chunk * CHUNK_PAGES + i;
     StoreOffer o = offer_of(r, page, n);
-    OfferFate fate = is_tight(p) ? OFFER_REFUSED : asks_offer(p->asks, &o);
+    bool tight = is_tight(p);
+    OfferFate fate = tight ? OFFER_REFUSED : asks_offer(p->asks, &o);
 
-    if (fate == OFFER_REFUSED) {
-        *why = KSM_REASON_NO_MEMORY;
+    if (fate == OFFER_REFUSED || fate == OFFER_FULL) {
+        p->why = tight ? KSM_REASON_NO_MEMORY : store_why(s);
         return 0;
     }
     for (unsigned k = 0; k < o.n; k++) {
-        if (fate == OFFER_LATER) {
+        if (fate != OFFER_TAKEN) {
             p->act[i + k] = ACT_KEEP;
             p->offered++;
+            p->busy += fate == OFFER_BUSY;
             continue;
         }
         store_hold(s, o.slot + k);
@@ -514,7 +540,7 @@ static void runs_cut(const KsmPlan *p, const KsmRegion *r, bool *cut)
     }
 }
 
-static void plan_promote(KsmPlan *p, KsmRegion *r, KsmReason *why)
+static void plan_promote(KsmPlan *p, KsmRegion *r)
 {
     bool cut[CHUNK_PAGES];
     unsigned n;
@@ -528,7 +554,7 @@ static void plan_promote(KsmPlan *p, KsmRegion *r, KsmReason *why)
         while (plan_joined(p, i + n - 1) && !cut[i + n]) {
             n++;
         }
-        n = promote_run(p, r, i, n, why);
+        n = promote_run(p, r, i, n);
         if (!n) {
             p->act[i] = ACT_KEEP;
             n = 1;
@@ -543,10 +569,18 @@ static void plan_release(KsmPlan *p)
     }
 }
 
-/* The chunk is planned when the answers have come, or offered again. */
+/*
+ * The chunk is planned again when the answers have come, or some passes later:
+ * they may always come, and never help, as for a page that changes.
+ */
 static bool put_off(KsmPlan *p, KsmChunk *c)
 {
     plan_release(p);
+    if (!(c->flags & CHUNK_PARKED) && c->parked < PARKED_MAX) {
+        c->flags |= CHUNK_PARKED;
+        c->parked++;
+        (p->busy == p->offered ? asks_park_busy : asks_park)(p->asks, c->id);
+    }
     chunk_set_reason(p->region, c, KSM_REASON_NOT_SCANNED);
     c->tried = c->gain;
     c->wait = OFFER_WAIT;
@@ -557,44 +591,49 @@ static bool put_off(KsmPlan *p, KsmChunk *c)
  * A chunk is put off once: pages offered again and again do not keep the others
  * from being merged.
  */
-static bool plan_settle(KsmPlan *p, KsmChunk *c, KsmReason why)
+static bool plan_settle(KsmPlan *p, KsmChunk *c)
 {
+    unsigned kept;
+
     if (p->offered && c->why_not != KSM_REASON_NOT_SCANNED) {
         return put_off(p, c);
     }
     plan_prune(p);
-    if (plan_pays(p, plan_spans(p, p->region, p->chunk))) {
+    kept = plan_spans(p, p->region, p->chunk);
+    if (plan_pays(p, p->costs, kept)) {
         return true;
     }
     if (p->offered) {
         return put_off(p, c);
     }
     plan_release(p);
-    return refuse(p, c, why == KSM_REASON_NOT_WORTH && run_shortest(p) > 1
-                        ? KSM_REASON_VMA_LIMIT : why);
+    return refuse(p, c, p->why == KSM_REASON_NOT_WORTH && run_shortest(p) > 1
+                        ? KSM_REASON_VMA_LIMIT : p->why,
+                  plan_pays(p, &costs_guess, kept));
 }
 
 bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
-    KsmReason why = KSM_REASON_NOT_WORTH;
 
     p->region = r;
     p->chunk = chunk;
     p->n_partners = 0;
-    p->offered = 0;
+    p->offered = p->busy = 0;
+    p->why = KSM_REASON_NOT_WORTH;
+    p->doubtful = false;
     p->content->store->node = r->node;
     KSM_TSAN_IGNORE_BEGIN();    /* what is copied may be written */
     plan_acts(p, r, chunk);
     KSM_TSAN_IGNORE_END();
-    if (!plan_settle(p, c, why)) {
+    if (!plan_settle(p, c)) {
         return false;
     }
     if (p->fresh) {
         KSM_TSAN_IGNORE_BEGIN();
-        plan_promote(p, r, &why);
+        plan_promote(p, r);
         KSM_TSAN_IGNORE_END();
-        if (!plan_settle(p, c, why)) {
+        if (!plan_settle(p, c)) {
             return false;
         }
     }

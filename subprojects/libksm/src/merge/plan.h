@@ -38,6 +38,7 @@ typedef enum PlanAct {
     ACT_CHANGED,    /* merge: KEEP, because it differs */
     ACT_COLLIDED,   /* merge: KEEP, equal only by hash */
     ACT_POISONED,   /* merge: lost, its memory failed */
+    ACT_BARRED,     /* merge: the same, but nobody has access */
     ACT_DISPLACED,  /* merge: lost, its owner mapped over it */
     PLAN_ACTS
 } PlanAct;
@@ -65,6 +66,9 @@ typedef struct KsmPlan {
     unsigned n_spans;
     unsigned zero, map, fresh;      /* pages by act; fresh: NEW, FILL */
     unsigned offered;               /* pages that wait for an answer */
+    unsigned busy;                  /* of them: could not even be offered */
+    KsmReason why;                  /* pages are left */
+    bool doubtful;                  /* refused by estimates alone */
     unsigned runs;                  /* mappings it will need */
     uint32_t partner[CHUNK_PAGES];  /* ids of chunks that can be merged now */
     unsigned n_partners;

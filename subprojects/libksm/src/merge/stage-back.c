@@ -31,7 +31,8 @@
  *    A copy made before would lose what the device writes: so only when all
  *    patience is used up, for a guest that waits for ever has lost more.
  * 4. A page is given up as poisoned only when its memory cannot be read, nor
- *    moved.  Its home is poisoned too: a reader is told, and reads no zeroes.
+ *    moved.  Its home is poisoned too, or barred where that fails: a reader is
+ *    told, and reads no zeroes.
  * 5. A page is given up as displaced only when its home is not what was
  *    registered: a copy tells that, and one from an address where nothing can
  *    be read does nothing else.  What the owner has put there stays.
@@ -164,20 +165,23 @@ static BackTry back_try(KsmStage *g, const Isolation *s, size_t at,
     return back_copy(g, s, at, where, ret);
 }
 
-/* The guest is told, by a signal, when it needs this page.  Invariant 4. */
-static void poison_home(KsmStage *g, char *home)
+/*
+ * The guest is told, by a signal, when it needs this page.  Invariant 4.
+ * Returns the page's fate.
+ */
+static Fate poison_home(KsmStage *g, char *home)
 {
     for (unsigned tries = 0; ; tries++) {
         int ret = prim.uffd_poison(g->uffd, home, PAGE_BYTES);
 
         if (ret == 0 || ret == -EEXIST || ret == -ENOENT) {
-            return;
+            return FATE_POISONED;
         }
         /* or so: whoever reads it is told as well */
         if (tries > 3 && prim.map(home, PAGE_BYTES, PROT_NONE,
                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED |
                                   MAP_NORESERVE, -1, 0)) {
-            return;
+            return FATE_BARRED;
         }
         prim.pause(tries > 8 ? 1000 : 0);
     }
@@ -190,11 +194,8 @@ static void page_lost(KsmStage *g, Isolation *s, unsigned i, BackTry why)
     char *home = s->home + i * PAGE_BYTES;
     KsmLost *lost = displaced ? &g->displaced : &g->poisoned;
 
-    if (!displaced) {
-        poison_home(g, home);
-    }
     lost->addr = lost->pages++ ? lost->addr : home;
-    s->fate[i] = displaced ? FATE_DISPLACED : FATE_POISONED;
+    s->fate[i] = displaced ? FATE_DISPLACED : poison_home(g, home);
 }
 
 /* Both say that the page's memory failed, one of them more surely. */

@@ -381,7 +381,7 @@ void stage_release(KsmStage *g, Isolation *s)
     s->spent.stall_ns = prim.now_ns() - s->began_ns;
     span_empty(g, s);
     lost_tell(&g->poisoned, "were lost: the memory they were in failed "
-              "while they were isolated; whoever needs them gets a SIGBUS");
+              "while they were isolated; whoever needs them gets a signal");
     lost_tell(&g->displaced, "were dropped: their owner unmapped them, "
               "or mapped something else there, before ksm_region_remove()");
 }

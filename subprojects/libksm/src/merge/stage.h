@@ -72,6 +72,7 @@ typedef enum Fate {
     FATE_PINNED,            /* at home: the kernel says it is pinned */
     FATE_HOLE,              /* nothing is staged, and nothing is at home */
     FATE_POISONED,          /* given up, as is its home: its memory failed */
+    FATE_BARRED,            /* the same, but nobody has access to its home */
     FATE_DISPLACED,         /* given up: the owner mapped over its home */
 } Fate;
 

@@ -3,15 +3,24 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
+#include "base/prim.h"
 #include "share/asks.h"
 
-#define HELD_PASSES 6u      /* for which an answer is a user */
+/* For so many passes, and times of ripening, an answer is a user. */
+#define HELD_PASSES 6u
+#define HELD_TIMES  10u
 #define DROP_STEP   32u     /* dropped at once */
+#define CALLS       2u      /* of chunks for room, when there may be some */
 
 typedef struct AskHeld {
-    uint64_t pass;
+    uint64_t pass, ns;
     uint32_t slot;
 } AskHeld;
+
+typedef struct AskParked {
+    uint64_t after;         /* offers up to that number */
+    uint32_t id;            /* of the chunk */
+} AskParked;
 
 void asks_init(KsmAsks *a, KsmStore *store)
 {
@@ -19,6 +28,9 @@ void asks_init(KsmAsks *a, KsmStore *store)
     if (store_is_remote(store)) {
         a->ask = g_new(StoreAsk, ASKS_MAX);
         a->offered = g_hash_table_new(NULL, NULL);
+        a->order = g_queue_new();
+        a->parked = g_queue_new();
+        a->busy = g_queue_new();
         a->held = g_queue_new();
         a->held_slots = g_hash_table_new(NULL, NULL);
     }
@@ -31,6 +43,9 @@ void asks_free(KsmAsks *a)
     g_clear_pointer(&a->offered, g_hash_table_unref);
     g_clear_pointer(&a->held_slots, g_hash_table_unref);
     if (a->held) {
+        g_queue_free(a->order);
+        g_queue_free_full(a->parked, g_free);
+        g_queue_free(a->busy);
         g_queue_free_full(a->held, g_free);
     }
     *a = (KsmAsks) { 0 };
@@ -45,6 +60,9 @@ bool asks_lost(KsmAsks *a)
     }
     a->losses = losses;
     g_hash_table_remove_all(a->offered);
+    g_queue_clear(a->order);
+    a->first = a->next;
+    a->calls = a->busy->length;
     a->n = 0;
     return true;
 }
@@ -63,12 +81,12 @@ void asks_send(KsmAsks *a)
     }
 }
 
-bool asks_have_room(KsmAsks *a)
+bool asks_have_room(KsmAsks *a, unsigned n)
 {
-    if (a->n == ASKS_MAX) {
+    if (a->n + n > ASKS_MAX) {
         asks_send(a);
     }
-    return a->n < ASKS_MAX;
+    return a->n + n <= ASKS_MAX;
 }
 
 void asks_add(KsmAsks *a, const KsmRegion *r, size_t page, uint64_t hash)
@@ -76,7 +94,7 @@ void asks_add(KsmAsks *a, const KsmRegion *r, size_t page, uint64_t hash)
     g_assert(a->n < ASKS_MAX);
     a->ask[a->n++] = (StoreAsk) {
         /* memory of another node is another content, as for tags */
-        .hash = hash ^ r->salt * UINT64_C(0x9e3779b97f4a7c15),
+        .hash = hash ^ r->salt,
         .id = page_id(r, page),
         .tag = r->tag[page],
     };
@@ -85,7 +103,10 @@ void asks_add(KsmAsks *a, const KsmRegion *r, size_t page, uint64_t hash)
 static OfferFate note(KsmAsks *a, const StoreOffer *o, OfferFate fate)
 {
     for (unsigned i = 0; fate == OFFER_LATER && i < o->n; i++) {
-        g_hash_table_add(a->offered, GUINT_TO_POINTER(o->tag[i]));
+        gpointer tag = GUINT_TO_POINTER(o->tag[i]);
+
+        g_hash_table_insert(a->offered, tag, GSIZE_TO_POINTER(a->next++));
+        g_queue_push_tail(a->order, tag);
     }
     return fate;
 }
@@ -111,6 +132,55 @@ void asks_answered(KsmAsks *a, uint32_t tag)
     g_hash_table_remove(a->offered, GUINT_TO_POINTER(tag));
 }
 
+void asks_park(KsmAsks *a, uint32_t id)
+{
+    AskParked *p = g_new(AskParked, 1);
+
+    *p = (AskParked) { a->next, id };
+    g_queue_push_tail(a->parked, p);
+}
+
+void asks_park_busy(KsmAsks *a, uint32_t id)
+{
+    g_queue_push_tail(a->busy, GUINT_TO_POINTER(id));
+}
+
+/* Is the oldest offer there is still waited for? */
+static bool oldest_awaited(const KsmAsks *a)
+{
+    gpointer number;
+
+    return g_hash_table_lookup_extended(a->offered,
+                                        g_queue_peek_head(a->order), NULL,
+                                        &number) &&
+           GPOINTER_TO_SIZE(number) == a->first;
+}
+
+void asks_heard(KsmAsks *a)
+{
+    a->calls = CALLS;
+    for (; a->first < a->next && !oldest_awaited(a); a->first++) {
+        g_queue_pop_head(a->order);
+    }
+}
+
+bool asks_call(KsmAsks *a, uint32_t *id)
+{
+    AskParked *p = a->parked ? g_queue_peek_head(a->parked) : NULL;
+
+    if (p && p->after <= a->first) {
+        *id = p->id;
+        g_free(g_queue_pop_head(a->parked));
+        return true;
+    }
+    if (a->calls && !g_queue_is_empty(a->busy)) {
+        a->calls--;
+        *id = GPOINTER_TO_UINT(g_queue_pop_head(a->busy));
+        return true;
+    }
+    return false;
+}
+
 void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass)
 {
     AskHeld *held;
@@ -120,7 +190,7 @@ void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass)
         return;
     }
     held = g_new(AskHeld, 1);
-    *held = (AskHeld) { pass, slot };
+    *held = (AskHeld) { pass, prim.now_ns(), slot };
     g_queue_push_tail(a->held, held);
 }
 
@@ -129,8 +199,12 @@ bool asks_drop(KsmAsks *a, uint64_t pass)
     for (unsigned n = 0; a->held && a->held->length; n++) {
         AskHeld *held = g_queue_peek_head(a->held);
 
-        if (held->pass + HELD_PASSES > pass || n == DROP_STEP) {
-            return n == DROP_STEP;
+        if (n == DROP_STEP) {
+            return true;
+        }
+        if (held->pass + HELD_PASSES > pass ||
+            held->ns + HELD_TIMES * a->store->ripen_ns > prim.now_ns()) {
+            return false;
         }
         g_queue_pop_head(a->held);
         g_hash_table_remove(a->held_slots, GUINT_TO_POINTER(held->slot));

@@ -231,18 +231,25 @@ static inline uint64_t bytes_like(const uint8_t *bytes, uint8_t print)
 G_STATIC_ASSERT(LINE_ENTRIES > 8 && LINE_ENTRIES < 16 &&
                 G_BYTE_ORDER == G_LITTLE_ENDIAN);
 
+typedef struct Sought {
+    uint32_t hash;
+    IndexIs is;             /* or NULL */
+    const void *meant;
+} Sought;
+
 /* Eight prints are compared at once: a loop of them is hard to predict. */
 static inline uint32_t line_find(const KsmIndex *x, const IndexLine *l,
-                                 uint32_t hash)
+                                 Sought s)
 {
     for (unsigned from = 0; from < LINE_ENTRIES; from += 8) {
-        uint64_t like = bytes_like(l->print + from, hash);
+        uint64_t like = bytes_like(l->print + from, s.hash);
 
         for (; like; like &= like - 1) {
             unsigned k = from + __builtin_ctzll(like) / 8;
 
             if (k < LINE_ENTRIES && l->entry[k] &&
-                x->hash_of(x->opaque, ~l->entry[k]) == hash) {
+                x->hash_of(x->opaque, ~l->entry[k]) == s.hash &&
+                (!s.is || s.is(s.meant, ~l->entry[k]))) {
                 return ~l->entry[k];
             }
         }
@@ -252,29 +259,40 @@ static inline uint32_t line_find(const KsmIndex *x, const IndexLine *l,
 
 /* In the lines of @t from @from on. */
 static inline uint32_t table_find(const KsmIndex *x, const IndexTable *t,
-                                  size_t from, uint32_t hash)
+                                  size_t from, Sought s)
 {
     uint32_t place = PLACE_NONE;
 
     for (unsigned which = 0; which < 2 && place == PLACE_NONE; which++) {
-        size_t i = line_number(t, hash, which);
+        size_t i = line_number(t, s.hash, which);
         const IndexLine *l = i < from ? NULL : line_at(t, i);
 
-        place = l ? line_find(x, l, hash) : PLACE_NONE;
+        place = l ? line_find(x, l, s) : PLACE_NONE;
     }
     return place;
 }
 
-uint32_t index_lookup(const KsmIndex *x, uint32_t hash)
+static inline uint32_t both_find(const KsmIndex *x, Sought s)
 {
     uint32_t place;
 
     if (!x->now.n_lines) {
         return PLACE_NONE;
     }
-    place = table_find(x, &x->now, 0, hash);
+    place = table_find(x, &x->now, 0, s);
     return place != PLACE_NONE || !x->old.line ? place
-           : table_find(x, &x->old, x->moved, hash);
+           : table_find(x, &x->old, x->moved, s);
+}
+
+uint32_t index_lookup(const KsmIndex *x, uint32_t hash)
+{
+    return both_find(x, (Sought) { hash, NULL, NULL });
+}
+
+uint32_t index_find(const KsmIndex *x, uint32_t hash, IndexIs is,
+                    const void *meant)
+{
+    return both_find(x, (Sought) { hash, is, meant });
 }
 
 /*

@@ -81,6 +81,10 @@ typedef enum IndexWork {
 IndexWork index_step(KsmIndex *x);
 
 uint32_t index_lookup(const KsmIndex *x, uint32_t hash);
+/* Of the places with that hash, the first that @is says is meant. */
+typedef bool (*IndexIs)(const void *meant, uint32_t place);
+uint32_t index_find(const KsmIndex *x, uint32_t hash, IndexIs is,
+                    const void *meant);
 void index_prefetch(const KsmIndex *x, uint32_t hash);
 /* False: no room. */
 bool index_insert(KsmIndex *x, uint32_t hash, uint32_t place);

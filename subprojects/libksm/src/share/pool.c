@@ -59,10 +59,9 @@ void pool_closed(KsmPool *p)
     p->fd = p->map_fd = p->watch_fd = p->pagemap = p->node = -1;
 }
 
-int pool_init(KsmPool *p, unsigned max_sharing)
+/* All but the files. */
+static int pool_prepare(KsmPool *p, unsigned max_sharing)
 {
-    char path[64];
-
     pool_closed(p);
     p->kept_slots = p->kept_blocks = empty_list;
     p->gone_slots = p->gone_blocks = empty_list;
@@ -73,6 +72,27 @@ int pool_init(KsmPool *p, unsigned max_sharing)
     if (!p->piece) {
         return -ENOMEM;
     }
+    p->pagemap = prim.open_read("/proc/self/pagemap");
+    return 0;
+}
+
+int pool_init_over(KsmPool *p, unsigned max_sharing, int fd, int map_fd)
+{
+    int ret = pool_prepare(p, max_sharing);
+
+    p->fd = fd;
+    p->map_fd = map_fd;
+    return ret;
+}
+
+int pool_init(KsmPool *p, unsigned max_sharing)
+{
+    char path[64];
+    int ret = pool_prepare(p, max_sharing);
+
+    if (ret < 0) {
+        return ret;
+    }
     p->keep_all = shmem_is_huge();
     p->fd = prim.memfd("libksm-pool");
     if (p->fd < 0) {
@@ -80,7 +100,6 @@ int pool_init(KsmPool *p, unsigned max_sharing)
     }
     g_snprintf(path, sizeof(path), "/proc/self/fd/%d", p->fd);
     p->map_fd = prim.open_read(path);
-    p->pagemap = prim.open_read("/proc/self/pagemap");
     return p->map_fd < 0 ? p->map_fd : 0;
 }
 
@@ -228,7 +247,12 @@ int pool_reserve(KsmPool *p, size_t pages)
      * equal content needs at most a slot per two pages; the rest is for slots
      * down to one user, and patterns
      */
-    size_t capacity = ROUND_UP_TO(pages * 5 / 8 + 4 * CHUNK_PAGES, 4096);
+    return pool_reserve_slots(p, pages * 5 / 8 + 4 * CHUNK_PAGES);
+}
+
+int pool_reserve_slots(KsmPool *p, size_t slots)
+{
+    size_t capacity = ROUND_UP_TO(slots, 4096);
 
     if (capacity <= p->capacity) {
         return 0;
@@ -474,11 +498,33 @@ static int slot_compare(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+/* A slot that is leaked has no hash: there is its link. */
+static void list_append(KsmPool *p, SlotList *l, uint32_t slot)
+{
+    if (l->last == SLOT_NONE) {
+        l->first = slot;
+    } else {
+        p->hash[l->last] = slot;
+    }
+    l->last = slot;
+}
+
+/*
+ * Cannot be punched now, and is not written over: something may still refer to
+ * the page itself (a pipe, a packet on its way).  pool_release() tries again,
+ * the others first.
+ */
+static void slots_gone(KsmPool *p, uint32_t slot, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        list_append(p, &p->gone_slots, slot + i);
+    }
+    p->leaked += n;
+}
+
 /* Punches the holes.  A slot that was given up is not taken again before. */
 void pool_flush(KsmPool *p)
 {
-    unsigned kept = 0;
-
     qsort(p->punch, p->n_punch, sizeof(p->punch[0]), slot_compare);
     for (unsigned i = 0, n; i < p->n_punch; i += n) {
         uint32_t slot = p->punch[i];
@@ -489,17 +535,14 @@ void pool_flush(KsmPool *p)
         }
         if (prim.punch(p->fd, (off_t)slot * PAGE_BYTES,
                        (off_t)n * PAGE_BYTES) < 0) {
-            /* memory stays in use; try again with the next ones */
-            memmove(p->punch + kept, p->punch + i, n * sizeof(slot));
-            kept += n;
-            continue;
+            slots_gone(p, slot, n);
+        } else {
+            slots_mark(p, slot, n, MARK_FREE);
         }
-        slots_mark(p, slot, n, MARK_FREE);
     }
-    p->n_punch = kept;
+    p->n_punch = 0;
 }
 
-/* A slot that is leaked has no hash: there is its link. */
 static void list_push(KsmPool *p, SlotList *l, uint32_t slot)
 {
     p->hash[slot] = l->first;
@@ -615,15 +658,6 @@ static void slot_give_up(KsmPool *p, uint32_t slot)
     }
     if (p->n_punch == G_N_ELEMENTS(p->punch)) {
         pool_flush(p);
-    }
-    if (p->n_punch == G_N_ELEMENTS(p->punch)) {
-        /*
-         * Cannot be punched now, and is not written over: something may
-         * still refer to the page itself (a pipe, a packet on its way).
-         */
-        list_push(p, &p->gone_slots, slot);
-        p->leaked++;
-        return;
     }
     p->punch[p->n_punch++] = slot;
 }
@@ -768,14 +802,17 @@ bool pool_release(KsmPool *p)
         }
     }
     if (p->gone_slots.first != SLOT_NONE) {
+        uint32_t was;
+
         pool_flush(p);
+        was = p->n_free;
         while (p->n_punch < G_N_ELEMENTS(p->punch) &&
                p->gone_slots.first != SLOT_NONE) {
             p->punch[p->n_punch++] = list_pop(p, &p->gone_slots);
             p->leaked--;
-            done = true;
         }
         pool_flush(p);
+        done |= p->n_free > was;
     }
     return done && (p->gone_slots.first != SLOT_NONE ||
                     p->gone_blocks.first != SLOT_NONE);
@@ -849,7 +886,7 @@ static int pattern_fill(KsmPool *p, KsmPattern *t, const void *page,
     const unsigned piece = PATTERN_PIECE;
     char *buf = p->piece;
 
-    for (unsigned i = 0; i < MIN(piece, filled - t->filled); i++) {
+    for (unsigned i = 0; t->filled + i < filled && i < piece; i++) {
         memcpy(buf + i * PAGE_BYTES, page, PAGE_BYTES);
     }
     while (t->filled < filled) {
@@ -952,15 +989,85 @@ KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash)
     return t;
 }
 
+int pool_pattern_grow(KsmPool *p, KsmPattern *t, unsigned want)
+{
+    int ret = 0;
+
+    want = MIN(want, CHUNK_PAGES);
+    if (t->filled < want) {
+        ret = pool_readable(p, t->first, 1);
+    }
+    if (ret == 0) {
+        ret = pattern_fill(p, t, pool_page(p, t->first), want);
+    }
+    return ret;
+}
+
+void pool_adopt_pattern(KsmPool *p, uint32_t first, uint32_t filled)
+{
+    KsmPattern *t = g_new0(KsmPattern, 1);
+
+    t->first = first;
+    t->filled = filled;
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        t->users += pool_users(p, first + i);
+    }
+    g_hash_table_insert(p->patterns, GUINT_TO_POINTER(first), t);
+}
+
+/* Slots without users that follow each other; no blocks. */
+static unsigned unused_run(const KsmPool *p, uint32_t slot)
+{
+    unsigned n = 0;
+
+    while (slot + n < p->top && !p->users[slot + n]) {
+        n++;
+    }
+    return n;
+}
+
+static void unused_adopt(KsmPool *p, uint32_t slot, unsigned n)
+{
+    if (!p->keep_all && prim.punch(p->fd, (off_t)slot * PAGE_BYTES,
+                                   (off_t)n * PAGE_BYTES) == 0) {
+        slots_mark(p, slot, n, MARK_FREE);
+        return;
+    }
+    for (unsigned i = 0; i < n; i++) {
+        list_push(p, p->keep_all ? &p->kept_slots : &p->gone_slots, slot + i);
+    }
+    p->leaked += n;
+}
+
+void pool_adopt(KsmPool *p, uint32_t top, size_t file_slots)
+{
+    unsigned n;
+
+    p->top = top;
+    p->file_slots = file_slots;
+    for (uint32_t slot = 0; slot < top; slot += n) {
+        n = 1;
+        if (p->users[slot] == 0) {
+            n = unused_run(p, slot);
+            unused_adopt(p, slot, n);
+        } else if (p->users[slot] & SLOT_PATTERN && slot % CHUNK_PAGES == 0 &&
+                   !pattern_of(p, slot)) {
+            n = CHUNK_PAGES;
+            block_give_up(p, slot);
+        } else if (pool_users(p, slot)) {
+            p->shared++;
+            p->sharing += pool_users(p, slot);
+        }
+    }
+}
+
 uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n)
 {
     unsigned want = *n, k;
 
     while (t->filled < want && t->filled < CHUNK_PAGES &&
            t->asked >= 4 * t->filled) {
-        if (pool_readable(p, t->first, 1) < 0 ||
-            pattern_fill(p, t, pool_page(p, t->first),
-                         MIN(2 * t->filled, CHUNK_PAGES)) < 0) {
+        if (pool_pattern_grow(p, t, 2 * t->filled) < 0) {
             break;
         }
     }

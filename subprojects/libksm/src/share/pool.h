@@ -103,9 +103,23 @@ typedef struct KsmPool {
 /* Nothing is open: pool_free() may be called. */
 void pool_closed(KsmPool *p);
 int pool_init(KsmPool *p, unsigned max_sharing);
+/*
+ * Over a file that somebody else has made, empty and never of huge pages; the
+ * pool closes both descriptors, even if this fails.
+ */
+int pool_init_over(KsmPool *p, unsigned max_sharing, int fd, int map_fd);
+/*
+ * Goes on with the file of another process, which ended: after
+ * pool_init_over() and pool_reserve_slots(), when hash[] and users[] of the
+ * slots below @top are as they were.  Each pattern is adopted; then the rest:
+ * what has no users is punched and free.
+ */
+void pool_adopt_pattern(KsmPool *p, uint32_t first, uint32_t filled);
+void pool_adopt(KsmPool *p, uint32_t top, size_t file_slots);
 void pool_free(KsmPool *p);
 /* Room for the slots that @pages of guest memory can need. */
 int pool_reserve(KsmPool *p, size_t pages);
+int pool_reserve_slots(KsmPool *p, size_t slots);
 
 /*
  * @n consecutive slots without content; fewer may be had: *@n is set.
@@ -157,6 +171,8 @@ void pool_settle(KsmPool *p, uint32_t slot);
 KsmPattern *pool_pattern(KsmPool *p, uint32_t slot);
 /* A new one with the content of @page; NULL if there is no room. */
 KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash);
+/* Up to @want slots of it (512 at most) have the content.  0 or -errno. */
+int pool_pattern_grow(KsmPool *p, KsmPattern *t, unsigned want);
 /*
  * Up to *@n consecutive slots of it with room for a user each; SLOT_NONE:
  * it is used up.

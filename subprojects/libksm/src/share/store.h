@@ -34,6 +34,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "libksm.h"
 #include "share/slot.h"
 
 typedef struct KsmStore KsmStore;
@@ -56,7 +57,9 @@ typedef struct StoreOffer {
 } StoreOffer;
 
 typedef enum OfferFate {
-    OFFER_REFUSED,          /* no room, or no peer */
+    OFFER_REFUSED,          /* no room now */
+    OFFER_BUSY,             /* no room before more answers have come */
+    OFFER_FULL,             /* none for long; losses() tells when there is */
     /* There are slots, without users.  A store that is asked never says so. */
     OFFER_TAKEN,
     OFFER_LATER,            /* the pages were copied; answers will tell */
@@ -67,6 +70,7 @@ typedef struct StoreAnswer {
     enum {
         ANSWER_NONE,        /* nobody else has it */
         ANSWER_REFUSED,     /* what was offered came to nothing */
+        ANSWER_FULL,        /* ... as OFFER_FULL */
         ANSWER_WANTED,      /* somebody else has it: offer it */
         ANSWER_SLOT,        /* there it is; the answer is a user of the slot */
     } what;
@@ -107,8 +111,13 @@ typedef struct KsmStoreOps {
     unsigned (*awaited)(KsmStore *s);
     /* Is the peer gone?  What is held stays. */
     bool (*gone)(KsmStore *s);
-    /* How often it went, with all that it had not answered. */
+    /*
+     * How often it went, with all that it had not answered, or it became worth
+     * while to ask again.  The seed may be another one then.
+     */
     unsigned (*losses)(KsmStore *s);
+    /* Why offers are refused. */
+    KsmReason (*why)(KsmStore *s);
 
     /* OFFER_TAKEN: the slots are to be filled, or settled. */
     OfferFate (*offer)(KsmStore *s, StoreOffer *o);
@@ -166,11 +175,16 @@ typedef struct KsmStoreOps {
     void (*pass)(KsmStore *s);
     bool (*tidy)(KsmStore *s);      /* false: no more to do now */
     StoreStats (*stats)(KsmStore *s);
+    /* NULL where there is no group. */
+    bool (*group)(KsmStore *s, KsmGroupStats *stats);
 } KsmStoreOps;
 
 struct KsmStore {
     const KsmStoreOps *ops;
     int node;               /* where slots get memory now; -1: anywhere */
+    bool stay_home;         /* children must not inherit what maps its slots */
+    uint64_t look_ns;       /* answers may come unasked: so often; 0: none */
+    uint64_t ripen_ns;      /* how long to wait for more answers; 0: not */
     /* told when a slot goes: nobody may find it any more */
     void (*forget)(void *opaque, uint32_t slot);
     void *opaque;
@@ -192,6 +206,17 @@ static inline bool store_is_remote(const KsmStore *s)
 static inline bool store_is_gone(KsmStore *s)
 {
     return s->ops->gone && s->ops->gone(s);
+}
+
+/* False: it is in no group. */
+static inline bool store_group(KsmStore *s, KsmGroupStats *stats)
+{
+    return s->ops->group && s->ops->group(s, stats);
+}
+
+static inline KsmReason store_why(KsmStore *s)
+{
+    return s->ops->why ? s->ops->why(s) : KSM_REASON_NO_MEMORY;
 }
 
 static inline int store_reserve(KsmStore *s, size_t pages)

@@ -188,6 +188,7 @@ static void page_written(KsmDirty *d, KsmRegion *r, size_t page)
         break;
     case PAGE_HOLE:
     case PAGE_GIVEN:
+    case PAGE_BARRED:
         c->flags |= CHUNK_VISIT;
         break;
     default:
@@ -320,6 +321,13 @@ void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk)
     if (r->tracking) {
         pagemap_ask_but_blind(d, r, from, to, from, NULL);
     }
+}
+
+bool dirty_settle(KsmDirty *d, const KsmRegion *r, size_t page, size_t n)
+{
+    return r->dirty == KSM_DIRTY_PAGEMAP && r->tracking &&
+           pagemap_ask(d, page_addr(r, page), page_addr(r, page + n), NULL,
+                       page_addr(r, page)) == 0;
 }
 
 bool dirty_protect(KsmDirty *d, KsmRegion *r, const PageRun *run)

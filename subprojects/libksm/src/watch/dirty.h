@@ -62,6 +62,13 @@ size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, uint64_t pass);
 /* Starts tracking a chunk that was found populated. */
 void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk);
 
+/*
+ * What was moved looks written to the page tables: from now on it does not.
+ * False: it does, or it never did.  The caller looks at what was written
+ * before.
+ */
+bool dirty_settle(KsmDirty *d, const KsmRegion *r, size_t page, size_t n);
+
 /* Has a write to a freed huge page noticed at once; false: not worth it. */
 bool dirty_protect(KsmDirty *d, KsmRegion *r, const PageRun *run);
 
