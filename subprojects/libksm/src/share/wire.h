@@ -1,0 +1,174 @@
+/*
+ * wire: messages between a member of a group and the daemon that has its pool
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The layout only; what the messages mean: docs/interop/ksm-pool.rst.  Numbers
+ * are little-endian, as on all machines that merge; nothing is padded.
+ */
+#ifndef KSM_WIRE_H
+#define KSM_WIRE_H
+
+#include <glib.h>
+#include <stdint.h>
+
+G_STATIC_ASSERT(G_BYTE_ORDER == G_LITTLE_ENDIAN);
+
+#define WIRE_MAGIC      UINT32_C(0x504d534b)
+#define WIRE_VERSION    1u
+
+/* Most elements of a message; WELCOME may allow fewer. */
+#define WIRE_ASKS       8192u
+#define WIRE_OFFERS     512u
+#define WIRE_PAIRS      4096u
+#define WIRE_BLOCK_MAX  512u    /* slots; a block begins at a multiple */
+
+typedef enum WireType {
+    WIRE_HELLO = 1,
+    WIRE_WELCOME,
+    WIRE_REFUSED,
+    WIRE_HELD,
+    WIRE_ASK,
+    WIRE_ANSWER,
+    WIRE_OFFER,
+    WIRE_REPEAT,
+    WIRE_TAKEN,
+    WIRE_GROW,
+    WIRE_BLOCK,
+    WIRE_DROP,
+    WIRE_NEWS,
+    WIRE_STATUS,
+    WIRE_STATE,
+} WireType;
+
+/* Instead of a slot. */
+#define WIRE_NONE           UINT32_C(0xffffffff)
+#define WIRE_WANTED         UINT32_C(0xfffffffe)
+#define WIRE_FULL           UINT32_C(0xfffffffd)    /* the pool is */
+#define WIRE_SHARE          UINT32_C(0xfffffffc)    /* the member's is */
+#define WIRE_NO_MEMORY      UINT32_C(0xfffffffb)
+#define WIRE_SLOTS_MAX      (UINT32_C(1) << 30)     /* all slots are below */
+
+typedef enum WireRefusal {
+    WIRE_REFUSED_PROTOCOL = 1,
+    WIRE_REFUSED_VERSION,
+    WIRE_REFUSED_FULL,
+    WIRE_REFUSED_RIGHT,
+    WIRE_REFUSED_LACK,
+} WireRefusal;
+
+typedef struct WireHead {
+    uint32_t type;
+    uint32_t count;
+    uint64_t seq;
+} WireHead;
+
+typedef struct WireHello {
+    WireHead head;
+    uint32_t magic, version;
+    uint64_t features;
+    uint64_t cookie[2];
+    uint64_t pages;
+    char name[64];
+} WireHello;
+
+typedef struct WireWelcome {
+    WireHead head;
+    uint32_t version, resumed;
+    uint64_t features;
+    uint64_t cookie[2];
+    uint64_t generation;
+    uint64_t key;
+    uint32_t slots;
+    uint32_t hold_users;
+    uint32_t ring_pages;
+    uint32_t asks, offers, in_flight;
+} WireWelcome;
+
+typedef struct WireRefused {
+    WireHead head;
+    uint32_t code;
+    char text[124];
+} WireRefused;
+
+/* HELD, DROP */
+typedef struct WirePair {
+    uint32_t slot, holds;
+} WirePair;
+
+typedef struct WirePairs {
+    WireHead head;
+    WirePair pair[];
+} WirePairs;
+
+typedef struct WireAsk {
+    WireHead head;
+    uint64_t hash[];
+} WireAsk;
+
+/* ANSWER, TAKEN */
+typedef struct WireSlots {
+    WireHead head;
+    uint32_t slot[];
+} WireSlots;
+
+/* OFFER, REPEAT */
+typedef struct WireOffer {
+    WireHead head;
+    uint32_t first;         /* page of the ring */
+    uint32_t domain;
+    int32_t node;
+    uint32_t want;          /* REPEAT: slots; OFFER: 0 */
+} WireOffer;
+
+/* GROW, BLOCK */
+typedef struct WireBlock {
+    WireHead head;
+    uint32_t first, length;
+} WireBlock;
+
+typedef struct WireFound {
+    uint64_t hash;
+    uint32_t slot, zero;
+} WireFound;
+
+typedef struct WireNews {
+    WireHead head;
+    WireFound found[];
+} WireNews;
+
+typedef struct WireMember {
+    char name[64];
+    uint32_t pid, connected;
+    uint64_t pages;
+    uint64_t holds;
+    uint64_t share;         /* 1/1000 slots */
+    uint64_t published;
+} WireMember;
+
+typedef struct WireState {
+    WireHead head;
+    uint64_t generation;
+    uint64_t uptime;        /* s */
+    uint64_t slots, used, holds;
+    uint64_t metadata;      /* bytes */
+    uint64_t asked, offered, published, found;
+    uint64_t refused_full, refused_share, refused_memory;
+    uint64_t news, news_lost;
+    uint64_t cpu_ns;
+    uint32_t members, zero;
+    WireMember member[];
+} WireState;
+
+G_STATIC_ASSERT(sizeof(WireHead) == 16);
+G_STATIC_ASSERT(sizeof(WireHello) == 120);
+G_STATIC_ASSERT(sizeof(WireWelcome) == 88);
+G_STATIC_ASSERT(sizeof(WireRefused) == 144);
+G_STATIC_ASSERT(sizeof(WireOffer) == 32);
+G_STATIC_ASSERT(sizeof(WireMember) == 104);
+G_STATIC_ASSERT(sizeof(WireState) == 152);
+
+/* What a message of its type has at most, in bytes: STATE of 1,024 members. */
+#define WIRE_MESSAGE_MAX (sizeof(WireState) + 1024 * sizeof(WireMember))
+
+#endif
