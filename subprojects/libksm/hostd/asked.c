@@ -1,0 +1,420 @@
+/*
+ * asked: hashes that members asked about and that the pool has not
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "asked.h"
+#include "base/prim.h"
+
+#define BITS_MIN    16u     /* or hashes were not known in full */
+#define BITS_MAX    32u     /* known of each entry's hash */
+#define HASH_AT     27u     /* in an entry: */
+#define EXACT_AT    48u     /* ... the upper part of it: bits 32 to 47 */
+#define EXACT_BITS  16u
+#define WANTED_AT   22u
+#define WANTED_ENDS 31u     /* marks are counted from 1 to this */
+#define WANTED_UNIT_NS  UINT64_C(4000000000)
+#define WANTED_UNITS    3u  /* so long it is thought to be on its way */
+#define MEMBER_BITS 11u
+#define MEMBER_ENDS ((1u << MEMBER_BITS) - 1)
+#define SAME_MAX    6u      /* askers of one hash: there are others */
+/* Buckets moved or swept at once: below a millisecond. */
+#define STEP        4096u
+
+G_STATIC_ASSERT(sizeof(AskedBucket) == 64);
+
+static int table_map(AskedTable *t, unsigned bits)
+{
+    t->bits = bits;
+    t->bucket = prim.map(NULL, sizeof(AskedBucket) << bits,
+                         PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return t->bucket ? 0 : -ENOMEM;
+}
+
+static void table_unmap(AskedTable *t)
+{
+    if (t->bucket) {
+        prim.unmap(t->bucket, sizeof(AskedBucket) << t->bits);
+        t->bucket = NULL;
+    }
+}
+
+int asked_init(Asked *a)
+{
+    memset(a, 0, sizeof(*a));
+    a->wanted = BITS_MIN;
+    return table_map(&a->now, BITS_MIN);
+}
+
+void asked_free(Asked *a)
+{
+    table_unmap(&a->now);
+    table_unmap(&a->old);
+}
+
+void asked_reserve(Asked *a, uint64_t hashes)
+{
+    while (a->wanted < BITS_MAX &&
+           (uint64_t)ASKED_WAYS << a->wanted < hashes) {
+        a->wanted++;
+    }
+}
+
+static size_t bucket_number(const AskedTable *t, uint64_t hash)
+{
+    return hash >> (64 - t->bits);
+}
+
+/* Where @hash stands, or is to stand now. */
+static AskedBucket *bucket_of(const Asked *a, uint64_t hash)
+{
+    if (a->old.bucket && bucket_number(&a->old, hash) >= a->moved) {
+        return &a->old.bucket[bucket_number(&a->old, hash)];
+    }
+    return &a->now.bucket[bucket_number(&a->now, hash)];
+}
+
+/* The lower 32 bits are folded to 21, so that all of them count. */
+static uint64_t entry_hash(uint64_t hash)
+{
+    uint64_t exact = hash >> 32 & ((1u << EXACT_BITS) - 1);
+    uint32_t folded = (uint32_t)hash * UINT32_C(0x9e3779b1);
+
+    return exact << EXACT_AT |
+           (uint64_t)(folded >> (32 - (EXACT_AT - HASH_AT))) << HASH_AT;
+}
+
+/* @which: 0, or 1 for the one that may be marked. */
+static unsigned entry_member(uint64_t entry, unsigned which)
+{
+    return (entry >> which * MEMBER_BITS & MEMBER_ENDS) - 1;
+}
+
+static bool entry_has(uint64_t entry, unsigned which)
+{
+    return entry >> which * MEMBER_BITS & MEMBER_ENDS;
+}
+
+static void entry_set(uint64_t *entry, unsigned which, unsigned member)
+{
+    *entry |= (uint64_t)(member + 1) << which * MEMBER_BITS;
+}
+
+/* The mark goes with its member. */
+static void entry_clear(uint64_t *entry, unsigned which)
+{
+    uint64_t bits = MEMBER_ENDS;
+
+    if (which) {
+        bits |= (uint64_t)WANTED_ENDS << (WANTED_AT - MEMBER_BITS);
+    }
+    *entry &= ~(bits << which * MEMBER_BITS);
+}
+
+static bool entry_is_empty(uint64_t entry)
+{
+    return !entry_has(entry, 0) && !entry_has(entry, 1);
+}
+
+static bool in_set(const uint64_t *set, unsigned member)
+{
+    return set[member / 64] >> (member % 64) & 1;
+}
+
+/* Those of the set leave the entry. */
+static void entry_drop(uint64_t *entry, const uint64_t *set)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        if (entry_has(*entry, i) && in_set(set, entry_member(*entry, i))) {
+            entry_clear(entry, i);
+        }
+    }
+}
+
+static void bucket_push(AskedBucket *b, uint64_t entry)
+{
+    memmove(b->entry + 1, b->entry, sizeof(b->entry) - sizeof(b->entry[0]));
+    b->entry[0] = entry;
+}
+
+static void bucket_remove(AskedBucket *b, unsigned k)
+{
+    memmove(b->entry + k, b->entry + k + 1,
+            (ASKED_WAYS - 1 - k) * sizeof(b->entry[0]));
+    b->entry[ASKED_WAYS - 1] = 0;
+}
+
+/* Where in the bucket, from @k on; ASKED_WAYS: nowhere.  No gone members. */
+static unsigned bucket_find(const Asked *a, AskedBucket *b, uint64_t hash,
+                            unsigned k)
+{
+    while (k < ASKED_WAYS && b->entry[k]) {
+        if (b->entry[k] >> HASH_AT != entry_hash(hash) >> HASH_AT) {
+            k++;
+            continue;
+        }
+        entry_drop(&b->entry[k], a->gone);
+        if (!entry_is_empty(b->entry[k])) {
+            return k;
+        }
+        bucket_remove(b, k);
+    }
+    return ASKED_WAYS;
+}
+
+/* When something was said to be wanted, as an entry has it; never 0. */
+static uint64_t mark_of(uint64_t ns)
+{
+    return ns / WANTED_UNIT_NS % WANTED_ENDS + 1;
+}
+
+/* Was its second member to offer the content a moment ago?  Old marks go. */
+static bool is_coming(uint64_t *entry, uint64_t now)
+{
+    unsigned mark = *entry >> WANTED_AT & WANTED_ENDS;
+    unsigned ago = (mark_of(now) + WANTED_ENDS - mark) % WANTED_ENDS;
+
+    if (mark && ago >= WANTED_UNITS) {
+        *entry &= ~((uint64_t)WANTED_ENDS << WANTED_AT);
+        mark = 0;
+    }
+    return mark;
+}
+
+/* What a bucket says of one hash. */
+typedef struct Askers {
+    unsigned others;        /* without the one that asks now */
+    uint64_t *here;         /* where that one stands, or NULL: ... */
+    unsigned which;
+    uint64_t *room;         /* ... where it can */
+    bool told, coming;      /* it is to offer the content; another one is */
+} Askers;
+
+static Askers askers_of(const Asked *a, AskedBucket *b, uint64_t hash,
+                        unsigned member, uint64_t now)
+{
+    Askers found = { 0 };
+
+    for (unsigned k = bucket_find(a, b, hash, 0); k < ASKED_WAYS;
+         k = bucket_find(a, b, hash, k + 1)) {
+        uint64_t *entry = &b->entry[k];
+        bool marked = is_coming(entry, now), mine = false;
+
+        for (unsigned i = 0; i < 2; i++) {
+            if (!entry_has(*entry, i)) {
+                found.room = entry;
+            } else if (entry_member(*entry, i) == member) {
+                found.here = entry;
+                found.which = i;
+                mine |= i;
+            } else {
+                found.others++;
+            }
+        }
+        found.told |= marked && mine;
+        found.coming |= marked && !mine;
+    }
+    return found;
+}
+
+/* Notes the member; if it is @told to offer the content, with the mark. */
+static bool note(AskedBucket *b, const Askers *found, uint64_t hash,
+                 unsigned member, uint64_t now, bool told)
+{
+    uint64_t *entry = found->here ? found->here : found->room;
+    unsigned other;
+
+    if (!entry) {
+        bucket_push(b, entry_hash(hash));
+        entry = &b->entry[0];
+    }
+    if (found->here) {
+        entry_clear(entry, found->which);
+    }
+    if (entry_has(*entry, told)) {
+        /* it takes the other place; an old mark is nobody's */
+        other = entry_member(*entry, told);
+        entry_clear(entry, told);
+        entry_set(entry, !told, other);
+    }
+    entry_set(entry, told, member);
+    if (told) {
+        *entry |= mark_of(now) << WANTED_AT;
+    }
+    return told;
+}
+
+bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now)
+{
+    AskedBucket *b = bucket_of(a, hash);
+    Askers found;
+
+    g_assert(member < ASKED_MEMBERS);
+    found = askers_of(a, b, hash, member, now);
+    if (found.others && (found.told || !found.coming)) {
+        return note(b, &found, hash, member, now, true);
+    }
+    if (found.here) {
+        return false;
+    }
+    if (found.others >= SAME_MAX) {
+        return true;        /* and it hears from nobody */
+    }
+    return note(b, &found, hash, member, now, false);
+}
+
+void asked_prefetch(const Asked *a, uint64_t hash)
+{
+    __builtin_prefetch(bucket_of(a, hash));
+}
+
+uint32_t asked_take(Asked *a, uint64_t hash)
+{
+    AskedBucket *b = bucket_of(a, hash);
+    unsigned k = bucket_find(a, b, hash, 0), which;
+    uint32_t member;
+
+    if (k == ASKED_WAYS) {
+        return ASKED_NOBODY;
+    }
+    which = entry_has(b->entry[k], 1);
+    member = entry_member(b->entry[k], which);
+    entry_clear(&b->entry[k], which);
+    if (entry_is_empty(b->entry[k])) {
+        bucket_remove(b, k);
+    }
+    return member;
+}
+
+void asked_leave(Asked *a, unsigned member)
+{
+    a->gone[member / 64] |= UINT64_C(1) << (member % 64);
+}
+
+bool asked_is_forgotten(const Asked *a, unsigned member)
+{
+    return !(a->gone[member / 64] >> (member % 64) & 1);
+}
+
+/*
+ * The buckets that a bucket of the old table becomes have its number as their
+ * upper bits.  The oldest entry first, so that the newest is in front.
+ */
+static void bucket_move(Asked *a, size_t number)
+{
+    const AskedBucket *b = &a->old.bucket[number];
+
+    for (unsigned k = ASKED_WAYS; k-- > 0; ) {
+        uint64_t entry = b->entry[k];
+        uint64_t hash = (uint64_t)number << (64 - a->old.bits) |
+                        entry >> EXACT_AT << 32;
+
+        if (entry) {
+            bucket_push(&a->now.bucket[bucket_number(&a->now, hash)], entry);
+        }
+    }
+}
+
+static void move_step(Asked *a)
+{
+    size_t all = (size_t)1 << a->old.bits;
+
+    for (unsigned i = 0; i < STEP && a->moved < all; i++) {
+        bucket_move(a, a->moved++);
+    }
+    if (a->moved == all) {
+        table_unmap(&a->old);
+    }
+}
+
+static bool grow(Asked *a)
+{
+    AskedTable new;
+
+    if (table_map(&new, a->wanted) < 0) {
+        a->wanted = a->now.bits;    /* until more is wanted */
+        return false;
+    }
+    a->old = a->now;
+    a->now = new;
+    a->moved = 0;
+    return true;
+}
+
+static bool sweep_begin(Asked *a)
+{
+    memcpy(a->sweeping, a->gone, sizeof(a->gone));
+    a->swept = 0;
+    a->sweeps = false;
+    for (unsigned i = 0; i < G_N_ELEMENTS(a->gone); i++) {
+        a->sweeps |= a->gone[i] != 0;
+    }
+    return a->sweeps;
+}
+
+static void bucket_sweep(const Asked *a, AskedBucket *b)
+{
+    unsigned kept = 0;
+
+    for (unsigned k = 0; k < ASKED_WAYS && b->entry[k]; k++) {
+        entry_drop(&b->entry[k], a->sweeping);
+        if (!entry_is_empty(b->entry[k])) {
+            b->entry[kept++] = b->entry[k];
+        }
+    }
+    for (; kept < ASKED_WAYS && b->entry[kept]; kept++) {
+        b->entry[kept] = 0;
+    }
+}
+
+static void sweep_step(Asked *a)
+{
+    size_t all = (size_t)1 << a->now.bits;
+
+    for (unsigned i = 0; i < STEP && a->swept < all; i++) {
+        bucket_sweep(a, &a->now.bucket[a->swept++]);
+    }
+    if (a->swept == all) {
+        for (unsigned i = 0; i < G_N_ELEMENTS(a->gone); i++) {
+            a->gone[i] &= ~a->sweeping[i];
+        }
+        a->sweeps = false;
+    }
+}
+
+bool asked_step(Asked *a)
+{
+    if (a->old.bucket) {
+        move_step(a);
+        return true;
+    }
+    if (a->sweeps) {
+        sweep_step(a);      /* a table that is not growing */
+        return true;
+    }
+    return (a->wanted > a->now.bits && grow(a)) || sweep_begin(a);
+}
+
+int asked_resize(Asked *a, unsigned bits)
+{
+    if (bits < BITS_MIN || bits > BITS_MAX) {
+        return -EPROTO;
+    }
+    table_unmap(&a->now);
+    a->wanted = bits;
+    return table_map(&a->now, bits);
+}
+
+size_t asked_bytes(const Asked *a)
+{
+    size_t n = (size_t)1 << a->now.bits;
+
+    if (a->old.bucket) {
+        n += (size_t)1 << a->old.bits;
+    }
+    return n * sizeof(AskedBucket);
+}

@@ -1,0 +1,82 @@
+/*
+ * asked: hashes that members asked about and that the pool has not
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Who asks second learns that the content is wanted, and is to offer it; the
+ * others are told when it is there: who asked first, and who asks while it is
+ * on its way.  If it does not come (the page was written, its process ended)
+ * the next who asks is to offer it.
+ *
+ * An entry is 8 bytes: 37 bits of the hash, two askers, and when the second was
+ * told to offer the content; eight are a bucket, of one cache line, the newest
+ * first, and the oldest falls out.  There are 2^16 buckets at least, and the
+ * upper bits of the hash are the bucket's number: so 53 bits are known, and
+ * who asks about another hash with the same 53 is told of a page in vain.  The
+ * table can grow without asking anybody.
+ *
+ * Growing, and forgetting a member that left, goes by pieces (asked_step()).
+ * Until it is forgotten its number must not be given to another member.
+ */
+#ifndef HOSTD_ASKED_H
+#define HOSTD_ASKED_H
+
+#include <glib.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ASKED_MEMBERS   1024u   /* numbers are below */
+#define ASKED_NOBODY    UINT32_MAX
+#define ASKED_WAYS      8u
+
+typedef struct AskedBucket {
+    /* hash, folded << 27 | when << 22 | two askers + 1; 0: none */
+    uint64_t entry[ASKED_WAYS];
+} AskedBucket;
+
+typedef struct AskedTable {
+    AskedBucket *bucket;
+    unsigned bits;          /* 2^bits buckets */
+} AskedTable;
+
+typedef struct Asked {
+    AskedTable now;
+    AskedTable old;         /* while growing: its buckets from @moved on */
+    size_t moved;
+    unsigned wanted;        /* bits to grow to */
+    uint64_t gone[ASKED_MEMBERS / 64];      /* left; not forgotten yet */
+    uint64_t sweeping[ASKED_MEMBERS / 64];  /* those of the pass under way */
+    size_t swept;           /* buckets of it; of none: no pass */
+    bool sweeps;
+} Asked;
+
+/* 0 or -ENOMEM. */
+int asked_init(Asked *a);
+void asked_free(Asked *a);
+
+/* Room for about @hashes. */
+void asked_reserve(Asked *a, uint64_t hashes);
+
+/*
+ * A member asks, at that time (ns; any clock that does not go back).  True: it
+ * is to offer the content (also if it asks again, before it could).  False: it
+ * is noted, to be told.
+ */
+bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now);
+void asked_prefetch(const Asked *a, uint64_t hash);
+/* One who asked and was noted; the entry goes.  ASKED_NOBODY: that was all. */
+uint32_t asked_take(Asked *a, uint64_t hash);
+
+void asked_leave(Asked *a, unsigned member);
+/* May the number be given to a new member? */
+bool asked_is_forgotten(const Asked *a, unsigned member);
+/* A piece of the work; false: there is none. */
+bool asked_step(Asked *a);
+
+/* Of 2^@bits buckets, to be filled with what another one has in now.bucket. */
+int asked_resize(Asked *a, unsigned bits);
+
+size_t asked_bytes(const Asked *a);
+
+#endif

@@ -1,0 +1,800 @@
+/*
+ * group: the pool of a group, who holds what of it, who asked for what
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/page.h"
+#include "base/prim.h"
+#include "group.h"
+
+#define INDEX_ROOM      16384u  /* entries, at first */
+/*
+ * Pages written before a look at the control group: they must fit into what
+ * memcg_is_tight() calls room.
+ */
+#define LOOK_PAGES      1024u
+#define INDEX_FEED      128u    /* entries put in for a step of moving */
+#define LEAVE_SLOTS     65536u  /* looked at in a step of leaving */
+#define LEAVE_HOLDS     2048u   /* given back in it */
+#define PREFETCH        16u     /* hashes ahead */
+
+G_STATIC_ASSERT((LOOK_PAGES + WIRE_OFFERS) * PAGE_BYTES < MEMCG_ROOM_MIN);
+
+static void *slots_array(size_t bytes, size_t *len)
+{
+    *len = ROUND_UP_TO(bytes, PAGE_BYTES);
+    return prim.map(NULL, *len, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+static uint32_t hash_of_slot(void *opaque, uint32_t slot)
+{
+    const Group *g = opaque;
+
+    return g->pool.hash[slot];
+}
+
+/* Nobody holds the slot any more: it is about to be punched. */
+static void slot_goes(void *opaque, uint32_t slot)
+{
+    Group *g = opaque;
+    KsmPattern *t = pool_pattern(&g->pool, slot);
+    uint16_t owner = g->owner[slot];
+
+    index_remove(&g->index, g->pool.hash[slot], slot);
+    g->used -= t ? t->filled : 1;
+    if (owner != GROUP_NOBODY) {
+        g->member[owner]->charged -= t ? WIRE_BLOCK_MAX : 1;
+    }
+}
+
+int group_init(Group *g, const GroupConfig *config, int fd, int map_fd)
+{
+    int ret;
+
+    memset(g, 0, sizeof(*g));
+    g->config = *config;
+    index_init(&g->index, hash_of_slot, g);
+    memcg_init(&g->memcg, config->root);
+    hasher_init(&g->hasher, config->key);
+    ret = pool_init_over(&g->pool, config->max_holds, fd, map_fd);
+    if (ret == 0) {
+        ret = pool_reserve_slots(&g->pool, config->slots);
+    }
+    if (ret == 0) {
+        ret = asked_init(&g->asked);
+    }
+    if (ret < 0) {
+        return ret;
+    }
+    g->pool.goes = slot_goes;
+    g->pool.opaque = g;
+    g->config.slots = g->pool.capacity;
+    g->upper = slots_array((size_t)g->config.slots * sizeof(*g->upper),
+                           &g->upper_bytes);
+    g->owner = slots_array((size_t)g->config.slots * sizeof(*g->owner),
+                           &g->owner_bytes);
+    g->copy = prim.map(NULL, WIRE_OFFERS * PAGE_BYTES, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    g->index_room = INDEX_ROOM;
+    if (!g->upper || !g->owner || !g->copy) {
+        return -ENOMEM;
+    }
+    return index_reserve(&g->index, g->index_room);
+}
+
+void group_free(Group *g)
+{
+    pool_free(&g->pool);
+    index_free(&g->index);
+    asked_free(&g->asked);
+    memcg_free(&g->memcg);
+    if (g->upper) {
+        prim.unmap(g->upper, g->upper_bytes);
+    }
+    if (g->owner) {
+        prim.unmap(g->owner, g->owner_bytes);
+    }
+    if (g->copy) {
+        prim.unmap(g->copy, WIRE_OFFERS * PAGE_BYTES);
+    }
+}
+
+/* Members ask about a content, not a page: twice the pool is enough. */
+static uint64_t asked_size(const Group *g)
+{
+    uint64_t most = (uint64_t)2 * g->config.slots, sum = 0;
+
+    for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
+        if (g->member[i]) {
+            sum = MIN(sum + MIN(g->member[i]->pages, most), most);
+        }
+    }
+    return sum;
+}
+
+int group_rejoin(Group *g, GroupMember *m, unsigned number)
+{
+    if (number >= ASKED_MEMBERS || g->member[number]) {
+        return -EPROTO;
+    }
+    memset(m, 0, sizeof(*m));
+    if (holds_init(&m->holds, g->config.slots) < 0) {
+        return -ENOMEM;
+    }
+    m->number = number;
+    g->member[number] = m;
+    g->members++;
+    return 0;
+}
+
+int group_join(Group *g, GroupMember *m, uint64_t pages)
+{
+    unsigned number = 0;
+    int ret;
+
+    if (g->members >= MIN(g->config.max_members, ASKED_MEMBERS)) {
+        return -ENOSPC;
+    }
+    while (number < ASKED_MEMBERS &&
+           (g->member[number] || !asked_is_forgotten(&g->asked, number))) {
+        number++;
+    }
+    if (number == ASKED_MEMBERS) {
+        return -ENOSPC;
+    }
+    ret = group_rejoin(g, m, number);
+    if (ret < 0) {
+        return ret;
+    }
+    m->pages = pages;
+    asked_reserve(&g->asked, asked_size(g));
+    return 0;
+}
+
+static void hold_take(Group *g, GroupMember *m, uint32_t slot, uint32_t n)
+{
+    holds_take(&m->holds, slot, n);
+    for (uint32_t i = 0; i < n; i++) {
+        pool_user_drop(&g->pool, slot);
+    }
+}
+
+bool group_leave_step(Group *g, GroupMember *m)
+{
+    uint32_t end = MIN(m->released + LEAVE_SLOTS, g->pool.top);
+    uint32_t slot = m->released;
+
+    if (m->released == 0) {
+        asked_leave(&g->asked, m->number);
+    }
+    for (unsigned i = 0; i < LEAVE_HOLDS; i++) {
+        slot = holds_next(&m->holds, slot, end);
+        if (slot == end) {
+            break;
+        }
+        hold_take(g, m, slot, holds_of(&m->holds, slot));
+    }
+    for (uint32_t s = m->released; s < slot; s++) {
+        if (g->owner[s] == m->number) {
+            g->owner[s] = GROUP_NOBODY;
+        }
+    }
+    m->released = MAX(slot, 1);
+    if (slot < g->pool.top) {
+        return true;
+    }
+    g->member[m->number] = NULL;
+    g->members--;
+    holds_free(&m->holds);
+    return false;
+}
+
+/* Only these 64 bits are meant, not their lower half. */
+typedef struct Meant {
+    const Group *g;
+    uint32_t upper;
+} Meant;
+
+static bool is_meant(const void *opaque, uint32_t slot)
+{
+    const Meant *meant = opaque;
+
+    return meant->g->upper[slot] == meant->upper;
+}
+
+static uint32_t lookup(const Group *g, uint64_t hash)
+{
+    Meant meant = { g, hash >> 32 };
+
+    return index_find(&g->index, hash, is_meant, &meant);
+}
+
+bool group_hold(Group *g, GroupMember *m, uint32_t slot)
+{
+    /* nobody may have all holds of a slot, or others had to publish a copy */
+    if (pool_full(&g->pool, slot) ||
+        holds_of(&m->holds, slot) >= MAX(g->config.max_holds / 4, 1)) {
+        return false;
+    }
+    pool_user_add(&g->pool, slot);
+    holds_add(&m->holds, slot);
+    return true;
+}
+
+/* As group_hold(), of one that the member is to hear of in an answer. */
+static bool hold_told(Group *g, GroupMember *m, uint32_t slot, GArray *blocks)
+{
+    bool news = holds_of(&m->holds, slot) == 0;
+
+    if (!group_hold(g, m, slot)) {
+        return false;
+    }
+    if (news && pool_pattern(&g->pool, slot)) {
+        g_array_append_val(blocks, slot);
+    }
+    return true;
+}
+
+static uint32_t ask_one(Group *g, GroupMember *m, uint64_t hash,
+                        uint64_t now, GArray *blocks)
+{
+    uint32_t slot = lookup(g, hash);
+
+    if (slot == PLACE_NONE) {
+        return asked_note(&g->asked, hash, m->number, now) ? WIRE_WANTED
+                                                           : WIRE_NONE;
+    }
+    /* who offers it gets a copy in another slot */
+    return hold_told(g, m, slot, blocks) ? slot : WIRE_WANTED;
+}
+
+void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
+               uint32_t *slot, GArray *blocks)
+{
+    uint64_t now = prim.now_ns();
+
+    for (unsigned i = 0; i < n + PREFETCH; i++) {
+        if (i < n) {
+            index_prefetch(&g->index, hash[i]);
+            asked_prefetch(&g->asked, hash[i]);
+        }
+        if (i >= PREFETCH) {
+            slot[i - PREFETCH] = ask_one(g, m, hash[i - PREFETCH], now, blocks);
+        }
+    }
+    g->stats.asked += n;
+}
+
+/* Is that in the slot?  If memory has failed there: no. */
+static bool slot_has(const Group *g, uint32_t slot, const char *page)
+{
+    return pool_readable(&g->pool, slot, 1) == 0 &&
+           memcmp(pool_page(&g->pool, slot), page, PAGE_BYTES) == 0;
+}
+
+/* WIRE_*: why nothing may be written now. */
+static uint32_t may_write(Group *g, const GroupMember *m, unsigned slots)
+{
+    if (g->unwatched >= LOOK_PAGES) {
+        g->memcg.asked = 0;
+        g->unwatched = 0;
+    }
+    if (memcg_is_tight(&g->memcg)) {
+        return WIRE_NO_MEMORY;
+    }
+    return m->charged + slots > group_quota(g) ? WIRE_SHARE : WIRE_NONE;
+}
+
+static void count_refused(Group *g, uint32_t why, unsigned n)
+{
+    switch (why) {
+    case WIRE_FULL:
+        g->stats.refused_full += n;
+        break;
+    case WIRE_SHARE:
+        g->stats.refused_share += n;
+        break;
+    default:
+        g->stats.refused_memory += n;
+        break;
+    }
+}
+
+/*
+ * Room in the index for one more.  While it grows by half, at least five times
+ * as many entries are moved as come in: it is done when a fifth is there.
+ */
+static void index_make_room(Group *g)
+{
+    if (++g->index_fed % INDEX_FEED == 0) {
+        index_step(&g->index);
+    }
+    if (g->index.count < g->index_room) {
+        return;
+    }
+    if (index_reserve(&g->index, g->index_room + g->index_room / 2) == 0) {
+        g->index_room += g->index_room / 2;
+    }
+}
+
+/*
+ * A slot with content becomes known, and @m holds it; in the place of @old if
+ * that is no PLACE_NONE.  @charge: of the member's share.
+ */
+static void publish(Group *g, GroupMember *m, uint32_t slot, uint64_t hash,
+                    uint32_t old, unsigned charge)
+{
+    bool held;
+
+    g->pool.hash[slot] = hash;
+    g->upper[slot] = hash >> 32;
+    g->owner[slot] = m->number;
+    m->charged += charge;
+    if (old == PLACE_NONE) {
+        index_make_room(g);
+        index_insert(&g->index, hash, slot);
+    } else {
+        index_replace(&g->index, hash, old, slot);
+    }
+    held = group_hold(g, m, slot);
+    g_assert(held);
+    g->stats.published++;
+}
+
+/* Whoever asked hears of it. */
+static void tell(Group *g, GroupMember *m, uint64_t hash, uint32_t slot)
+{
+    uint32_t asker;
+
+    while ((asker = asked_take(&g->asked, hash)) != ASKED_NOBODY) {
+        if (asker == m->number || !g->tell) {
+            continue;
+        }
+        if (g->tell(g->opaque, asker, hash, slot)) {
+            g->stats.news++;
+        } else {
+            g->stats.news_lost++;
+        }
+    }
+}
+
+/* What is to be offered, as copied and judged. */
+typedef struct Judged {
+    Group *g;
+    GroupMember *m;
+    GArray *blocks;
+    uint32_t *slot;         /* of each page: the answer */
+    uint64_t hash[WIRE_OFFERS];
+    uint32_t old[WIRE_OFFERS];      /* full slot to be replaced */
+    uint16_t fresh[WIRE_OFFERS];    /* pages that need a slot */
+    uint16_t same[WIRE_OFFERS];     /* page before that is equal, or itself */
+    unsigned n_fresh;
+} Judged;
+
+/* From the member's ring to our copy, and hashes of that. */
+static int copy_pages(Judged *j, const GroupOffer *o)
+{
+    const unsigned piece = 32;      /* stays in the cache */
+    Group *g = j->g;
+
+    for (unsigned at = 0; at < o->count; ) {
+        unsigned n = MIN(piece, o->count - at);
+        char *to = g->copy + at * PAGE_BYTES;
+        ssize_t got = prim.read_at(o->ring, to, n * PAGE_BYTES,
+                                   (off_t)(o->first + at) * PAGE_BYTES);
+
+        if (got == -EINTR) {
+            continue;
+        }
+        if (got != n * PAGE_BYTES) {
+            return got < 0 ? got : -EIO;
+        }
+        for (unsigned i = 0; i < n; i++) {
+            j->hash[at + i] = hash_page(&g->hasher, to + i * PAGE_BYTES) ^
+                              o->domain;
+            index_prefetch(&g->index, j->hash[at + i]);
+        }
+        at += n;
+    }
+    return 0;
+}
+
+/* An equal page of this offer that needs a slot, too; @i: none. */
+static unsigned same_before(const Judged *j, unsigned i)
+{
+    const char *copy = j->g->copy;
+
+    for (unsigned k = 0; k < j->n_fresh; k++) {
+        unsigned f = j->fresh[k];
+
+        if (j->hash[f] == j->hash[i] &&
+            memcmp(copy + f * PAGE_BYTES, copy + i * PAGE_BYTES,
+                   PAGE_BYTES) == 0) {
+            return f;
+        }
+    }
+    return i;
+}
+
+/* Answers what the pool has, and lists what it has not. */
+static void judge(Judged *j, unsigned i)
+{
+    Group *g = j->g;
+    uint32_t slot = lookup(g, j->hash[i]);
+
+    j->same[i] = i;
+    if (slot != PLACE_NONE &&
+        slot_has(g, slot, g->copy + i * PAGE_BYTES) &&
+        hold_told(g, j->m, slot, j->blocks)) {
+        j->slot[i] = slot;
+        g->stats.found++;
+        return;
+    }
+    j->old[i] = slot;
+    j->same[i] = same_before(j, i);
+    if (j->same[i] == i) {
+        j->fresh[j->n_fresh++] = i;
+    }
+}
+
+/* Consecutive pages of the copy by one call.  How many were written. */
+static unsigned fill(Judged *j, uint32_t slot, const uint16_t *page,
+                     unsigned n, int *ret)
+{
+    Group *g = j->g;
+    unsigned done = 0;
+
+    *ret = g->pool.node < 0 ? 0 : pool_allocate(&g->pool, slot, n);
+    while (done < n && *ret == 0) {
+        unsigned k = 1;
+
+        while (done + k < n && page[done + k] == page[done] + k) {
+            k++;
+        }
+        *ret = pool_fill(&g->pool, slot + done,
+                         g->copy + page[done] * PAGE_BYTES, k);
+        done += *ret == 0 ? k : 0;
+    }
+    g->unwatched += done;
+    return done;
+}
+
+static uint32_t take_slots(Group *g, unsigned *n)
+{
+    unsigned want = *n;
+    uint32_t slot = pool_take(&g->pool, n);
+
+    if (slot == SLOT_NONE && g->pool.n_punch) {
+        pool_flush(&g->pool);
+        *n = want;
+        slot = pool_take(&g->pool, n);
+    }
+    return slot;
+}
+
+/* A run of new slots for @n pages; how many got one, or WIRE_* in @why. */
+static unsigned publish_run(Judged *j, const uint16_t *page, unsigned n,
+                            uint32_t *why)
+{
+    Group *g = j->g;
+    unsigned done, took = MIN(n, group_quota(g) - j->m->charged);
+    uint32_t slot = take_slots(g, &took);
+    int ret;
+
+    if (slot == SLOT_NONE) {
+        *why = WIRE_FULL;
+        return 0;
+    }
+    done = fill(j, slot, page, took, &ret);
+    if (done < took) {
+        *why = ret == -ENOSPC || ret == -EFBIG ? WIRE_FULL : WIRE_NO_MEMORY;
+        pool_untake(&g->pool, slot + done, took - done);
+    }
+    g->used += done;
+    for (unsigned i = 0; i < done; i++) {
+        unsigned p = page[i];
+
+        publish(g, j->m, slot + i, j->hash[p], j->old[p], 1);
+        j->slot[p] = slot + i;
+    }
+    /* all have their hold: what is told now cannot go */
+    for (unsigned i = 0; i < done; i++) {
+        tell(g, j->m, j->hash[page[i]], slot + i);
+    }
+    return done;
+}
+
+static void publish_fresh(Judged *j)
+{
+    unsigned done = 0;
+
+    while (done < j->n_fresh) {
+        uint32_t why = may_write(j->g, j->m, 1);
+
+        if (why == WIRE_NONE) {
+            done += publish_run(j, j->fresh + done, j->n_fresh - done, &why);
+        }
+        if (why != WIRE_NONE) {
+            for (unsigned i = done; i < j->n_fresh; i++) {
+                j->slot[j->fresh[i]] = why;
+            }
+            count_refused(j->g, why, j->n_fresh - done);
+            return;
+        }
+    }
+}
+
+/* Another copy of page @i of @n, also for those after it that are equal. */
+static void publish_again(Judged *j, unsigned i, unsigned n)
+{
+    uint32_t why = may_write(j->g, j->m, 1);
+    unsigned first = j->same[i];
+    uint16_t page = i;
+
+    j->old[i] = j->slot[first];
+    if (why != WIRE_NONE || !publish_run(j, &page, 1, &why)) {
+        j->slot[i] = why;
+        count_refused(j->g, why, 1);
+        return;
+    }
+    for (unsigned k = i; k < n; k++) {
+        j->same[k] = j->same[k] == first ? i : j->same[k];
+    }
+}
+
+/* Equal pages of one offer: the slot of the first, as long as it has holds. */
+static void answer_same(Judged *j, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        uint32_t slot = j->slot[j->same[i]];
+
+        if (j->same[i] == i) {
+            continue;
+        }
+        if (slot >= j->g->config.slots) {
+            j->slot[i] = slot;
+            count_refused(j->g, slot, 1);
+        } else if (group_hold(j->g, j->m, slot)) {
+            j->slot[i] = slot;
+            j->g->stats.found++;
+        } else {
+            publish_again(j, i, n);
+        }
+    }
+}
+
+int group_offer(Group *g, GroupMember *m, const GroupOffer *o, uint32_t *slot,
+                GArray *blocks)
+{
+    Judged j;
+    int ret;
+
+    j.g = g;
+    j.m = m;
+    j.blocks = blocks;
+    j.slot = slot;
+    j.n_fresh = 0;
+    ret = copy_pages(&j, o);
+    if (ret < 0) {
+        return ret;
+    }
+    g->pool.node = o->node;
+    g->stats.offered += o->count;
+    for (unsigned i = 0; i < o->count; i++) {
+        judge(&j, i);
+    }
+    publish_fresh(&j);
+    answer_same(&j, o->count);
+    return 0;
+}
+
+/* A block with the page, or NULL and why not. */
+static KsmPattern *block_new(Group *g, GroupMember *m, const char *page,
+                             uint64_t hash, uint32_t *why)
+{
+    KsmPattern *t;
+
+    *why = may_write(g, m, WIRE_BLOCK_MAX);
+    if (*why != WIRE_NONE) {
+        return NULL;
+    }
+    t = pool_pattern_new(&g->pool, page, hash);
+    if (!t) {
+        *why = WIRE_FULL;
+        return NULL;
+    }
+    g->used += t->filled;
+    g->unwatched += t->filled;
+    return t;
+}
+
+static void block_grow(Group *g, KsmPattern *t, unsigned want)
+{
+    unsigned had = t->filled;
+
+    if (g->unwatched >= LOOK_PAGES) {
+        g->memcg.asked = 0;
+        g->unwatched = 0;
+    }
+    if (!memcg_is_tight(&g->memcg)) {
+        pool_pattern_grow(&g->pool, t, want);
+    }
+    g->used += t->filled - had;
+    g->unwatched += t->filled - had;
+}
+
+int group_repeat(Group *g, GroupMember *m, const GroupOffer *o, unsigned want,
+                 uint32_t *slot)
+{
+    Judged j = { .g = g };
+    int ret = copy_pages(&j, o);
+    uint32_t old;
+    KsmPattern *t;
+
+    if (ret < 0) {
+        return ret;
+    }
+    g->pool.node = o->node;
+    g->stats.offered++;
+    old = lookup(g, j.hash[0]);
+    t = old != PLACE_NONE && slot_has(g, old, g->copy)
+        ? pool_pattern(&g->pool, old) : NULL;
+    if (t && group_hold(g, m, old)) {
+        g->stats.found++;
+        block_grow(g, t, want);
+        *slot = old;
+        return 0;
+    }
+    t = block_new(g, m, g->copy, j.hash[0], slot);
+    if (!t) {
+        count_refused(g, *slot, 1);
+        return 0;
+    }
+    *slot = t->first;
+    publish(g, m, t->first, j.hash[0], old, WIRE_BLOCK_MAX);
+    block_grow(g, t, want);
+    tell(g, m, j.hash[0], t->first);
+    return 0;
+}
+
+unsigned group_grow(Group *g, GroupMember *m, uint32_t first, unsigned want)
+{
+    KsmPattern *t;
+
+    if (first >= g->pool.top || !holds_of(&m->holds, first)) {
+        return 0;
+    }
+    t = pool_pattern(&g->pool, first);
+    if (!t) {
+        return 0;
+    }
+    g->pool.node = -1;      /* which one it was is not known any more */
+    block_grow(g, t, want);
+    return t->filled;
+}
+
+unsigned group_length(Group *g, uint32_t slot)
+{
+    KsmPattern *t = pool_pattern(&g->pool, slot);
+
+    return t ? t->filled : pool_users(&g->pool, slot) > 0;
+}
+
+int group_drop(Group *g, GroupMember *m, const WirePair *pair, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        if (pair[i].slot >= g->config.slots ||
+            pair[i].holds > holds_of(&m->holds, pair[i].slot)) {
+            return -EPROTO;
+        }
+        hold_take(g, m, pair[i].slot, pair[i].holds);
+    }
+    return 0;
+}
+
+void group_keep(Group *g, GroupMember *m, uint32_t slot, uint32_t keep)
+{
+    uint32_t had = holds_of(&m->holds, slot);
+
+    if (had > keep) {
+        hold_take(g, m, slot, had - keep);
+    }
+}
+
+/* Have the members as many holds of each slot as it has users? */
+int group_check(const Group *g, uint32_t top)
+{
+    g_autofree uint32_t *held = g_new0(uint32_t, top);
+    int ret = 0;
+
+    for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
+        const Holds *h = g->member[i] ? &g->member[i]->holds : NULL;
+
+        for (uint32_t s = h ? holds_next(h, 0, top) : top; s < top;
+             s = holds_next(h, s + 1, top)) {
+            held[s] += holds_of(h, s);
+        }
+    }
+    for (uint32_t s = 0; s < top && ret == 0; s++) {
+        ret = held[s] == pool_users(&g->pool, s) ? 0 : -EPROTO;
+        if (g->owner[s] != GROUP_NOBODY && held[s] &&
+            (g->owner[s] >= ASKED_MEMBERS || !g->member[g->owner[s]])) {
+            ret = -EPROTO;
+        }
+    }
+    return ret;
+}
+
+/*
+ * Of slots with one content the index has the one that is a block, or else has
+ * room.
+ */
+static void slot_index(Group *g, uint32_t slot)
+{
+    uint64_t hash = (uint64_t)g->upper[slot] << 32 | g->pool.hash[slot];
+    uint32_t old = lookup(g, hash);
+
+    g->used += group_length(g, slot);
+    if (old == PLACE_NONE) {
+        index_insert(&g->index, hash, slot);
+    } else if (!pool_pattern(&g->pool, old) &&
+               (pool_full(&g->pool, old) || pool_pattern(&g->pool, slot))) {
+        index_replace(&g->index, hash, old, slot);
+    }
+}
+
+void group_adopt(Group *g, uint32_t top, size_t file_slots)
+{
+    pool_adopt(&g->pool, top, file_slots);
+    g->index_room = MAX(g->index_room, g->pool.shared);
+    index_reserve(&g->index, g->index_room);
+    for (uint32_t s = 0; s < top; s++) {
+        if (pool_users(&g->pool, s)) {
+            slot_index(g, s);
+        }
+    }
+}
+
+bool group_step(Group *g)
+{
+    bool more = index_step(&g->index) != INDEX_DONE;
+
+    pool_flush(&g->pool);
+    more |= pool_release(&g->pool);
+    return asked_step(&g->asked) || more;
+}
+
+uint64_t group_share(const Group *g, const GroupMember *m)
+{
+    uint64_t share = 0;
+    uint32_t top = g->pool.top;
+
+    for (uint32_t s = holds_next(&m->holds, 0, top); s < top;
+         s = holds_next(&m->holds, s + 1, top)) {
+        share += 1000 * holds_of(&m->holds, s) / pool_users(&g->pool, s);
+    }
+    return share;
+}
+
+uint64_t group_metadata(const Group *g)
+{
+    uint64_t bytes = pool_bytes(&g->pool) + index_bytes(&g->index) +
+                     asked_bytes(&g->asked);
+
+    bytes += (uint64_t)g->pool.top * (sizeof(*g->upper) + sizeof(*g->owner));
+    for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
+        if (g->member[i]) {
+            bytes += holds_bytes(&g->member[i]->holds, g->pool.top);
+        }
+    }
+    return bytes;
+}
+
+uint64_t group_quota(const Group *g)
+{
+    return (uint64_t)g->config.slots * g->config.share / 100;
+}

@@ -1,0 +1,155 @@
+/*
+ * group: the pool of a group, who holds what of it, who asked for what
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * What the daemon does, without sockets and processes.  A member is a number
+ * with holds.  Users of a slot (pool.h) are the holds that members have of it;
+ * of a block, those of its first slot.
+ *
+ * The danger: a slot that some member maps is punched, and reads as zeroes.
+ * Why it is safe:
+ * 1. A member is told a slot only in the step that takes a hold of it.
+ * 2. Holds go only by group_drop(), for what this member has, and by
+ *    group_leave_step(), when its process has exited.
+ * 3. A slot's content is written before it is told to anybody, and judged by a
+ *    copy that no member can write.
+ *
+ * Only contents with an equal copy in the pool, byte for byte, are answered by
+ * an old slot.  A hash alone decides nothing but what a member is told to look
+ * at.
+ */
+#ifndef HOSTD_GROUP_H
+#define HOSTD_GROUP_H
+
+#include <glib.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "asked.h"
+#include "base/hash.h"
+#include "holds.h"
+#include "share/index.h"
+#include "share/pool.h"
+#include "share/wire.h"
+#include "watch/memcg.h"
+
+#define GROUP_NOBODY    UINT16_MAX
+/* Pages that a member may map to a slot, for each hold. */
+#define HOLD_USERS      16u
+
+typedef struct GroupMember {
+    Holds holds;
+    uint16_t number;
+    uint64_t pages;         /* that may be merged, it says */
+    uint64_t charged;       /* slots it published; a block is 512 */
+    uint32_t released;      /* while it leaves: how far that is */
+} GroupMember;
+
+typedef struct GroupStats {
+    uint64_t asked, offered, published, found;
+    uint64_t refused_full, refused_share, refused_memory;
+    uint64_t news, news_lost;
+} GroupStats;
+
+typedef struct GroupConfig {
+    uint32_t slots;         /* limit */
+    uint32_t max_holds;     /* of a slot */
+    unsigned max_members;
+    unsigned share;         /* percent of the slots, for a member */
+    uint64_t key;
+    const char *root;       /* for control groups; not / in tests */
+} GroupConfig;
+
+/* A slot for a member that has asked about its hash. */
+typedef bool (*GroupTell)(void *opaque, unsigned member, uint64_t hash,
+                          uint32_t slot);
+
+typedef struct Group {
+    GroupConfig config;
+    KsmPool pool;
+    KsmIndex index;
+    size_t index_room;      /* entries it is made for */
+    unsigned index_fed;     /* entries put in */
+    KsmHasher hasher;
+    uint32_t *upper;        /* per slot: half of the hash; pool.hash: half */
+    uint16_t *owner;        /* per slot: who published it */
+    size_t upper_bytes, owner_bytes;
+    Asked asked;
+    KsmMemcg memcg;
+    unsigned unwatched;     /* pages written since that was looked at */
+    char *copy;             /* of what is offered: WIRE_OFFERS pages */
+    GroupMember *member[ASKED_MEMBERS];
+    unsigned members;
+    uint64_t used;          /* slots with content */
+    GroupStats stats;
+    GroupTell tell;         /* NEWS; or NULL */
+    void *opaque;
+} Group;
+
+/*
+ * Takes both descriptors, even if it fails: pool_init_over().  0 or -errno;
+ * group_free() in any case.
+ */
+int group_init(Group *g, const GroupConfig *config, int fd, int map_fd);
+void group_free(Group *g);
+
+/* -ENOSPC: there are as many as may be; -ENOMEM. */
+int group_join(Group *g, GroupMember *m, uint64_t pages);
+/*
+ * Its process is gone: gives back a piece of what it held.  False: that was
+ * all, it is no member any more.
+ */
+bool group_leave_step(Group *g, GroupMember *m);
+
+/*
+ * Slots or WIRE_*, each slot with a hold.  @blocks gets the first slots of
+ * those that are blocks and that @m did not hold before.
+ */
+void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
+               uint32_t *slot, GArray *blocks);
+
+typedef struct GroupOffer {
+    int ring;               /* file with the pages */
+    uint32_t first, count;
+    uint32_t domain;
+    int node;
+} GroupOffer;
+
+/* -errno if the ring could not be read: nothing was taken. */
+int group_offer(Group *g, GroupMember *m, const GroupOffer *o, uint32_t *slot,
+                GArray *blocks);
+/* One page, to be a block of @want slots. */
+int group_repeat(Group *g, GroupMember *m, const GroupOffer *o, unsigned want,
+                 uint32_t *slot);
+/* Slots of the block @first now; 0: it is none that @m holds. */
+unsigned group_grow(Group *g, GroupMember *m, uint32_t first, unsigned want);
+/* Slots that have content there: 1, or a block's; 0: it is nobody's. */
+unsigned group_length(Group *g, uint32_t slot);
+
+/* -EPROTO: more than @m holds; those before are dropped. */
+int group_drop(Group *g, GroupMember *m, const WirePair *pair, unsigned n);
+/* Drops what @m holds of @slot beyond @keep. */
+void group_keep(Group *g, GroupMember *m, uint32_t slot, uint32_t keep);
+/* Another hold of a slot that has content; false: it, or @m, has too many. */
+bool group_hold(Group *g, GroupMember *m, uint32_t slot);
+
+/*
+ * Goes on where another process left (reload.h).  Members
+ * rejoin and have their holds, the pool has hash[], users[] and patterns;
+ * group_check() compares that, and only then group_adopt() may act: it punches
+ * what nobody holds.
+ */
+int group_rejoin(Group *g, GroupMember *m, unsigned number);
+int group_check(const Group *g, uint32_t top);
+void group_adopt(Group *g, uint32_t top, size_t file_slots);
+
+/* A piece of work that can wait; false: there is none. */
+bool group_step(Group *g);
+/* Slots of others, by the part of their holds that @m has; in 1/1000. */
+uint64_t group_share(const Group *g, const GroupMember *m);
+uint64_t group_metadata(const Group *g);
+/* Slots that a member may have published. */
+uint64_t group_quota(const Group *g);
+
+#endif

@@ -1,0 +1,14 @@
+/*
+ * state: what the daemon tells of a group
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#ifndef HOSTD_STATE_H
+#define HOSTD_STATE_H
+
+#include "client.h"
+
+/* STATE: to a member of itself, else of all. */
+void state_send(Client *c, uint64_t seq);
+
+#endif

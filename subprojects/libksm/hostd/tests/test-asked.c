@@ -1,0 +1,322 @@
+/*
+ * hostd tests: who asked about what
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <glib.h>
+
+#include "asked.h"
+#include "base/prim.h"
+
+/* Spread as hashes are; another for each @i. */
+static uint64_t hash_of(uint64_t i)
+{
+    uint64_t h = (i + 1) * UINT64_C(0x9e3779b97f4a7c15);
+
+    h = (h ^ (h >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    h = (h ^ (h >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return h ^ (h >> 31);
+}
+
+static void finish(Asked *a)
+{
+    while (asked_step(a)) {
+        continue;
+    }
+}
+
+#define SECOND  UINT64_C(1000000000)
+
+static void test_note(void)
+{
+    Asked a;
+
+    g_assert(asked_init(&a) == 0);
+    g_assert(asked_take(&a, 1) == ASKED_NOBODY);
+    g_assert(!asked_note(&a, 1, 0, 0));
+    g_assert(!asked_note(&a, 1, 0, 0));
+    g_assert(asked_note(&a, 1, 1023, 0));
+    g_assert(!asked_note(&a, 1, 0, 0));
+    /* equal but for the highest, or the lowest bit */
+    g_assert(!asked_note(&a, 1 | UINT64_C(1) << 63, 5, 0));
+    g_assert(!asked_note(&a, 1 | UINT64_C(1) << 47, 6, 0));
+    g_assert(!asked_note(&a, 0, 7, 0));
+    g_assert(asked_take(&a, 1) == 1023);
+    g_assert(asked_take(&a, 1) == 0);
+    g_assert(asked_take(&a, 1) == ASKED_NOBODY);
+    g_assert(asked_take(&a, 1 | UINT64_C(1) << 63) == 5);
+    g_assert(asked_take(&a, 1 | UINT64_C(1) << 47) == 6);
+    g_assert(asked_take(&a, 0) == 7);
+    asked_free(&a);
+}
+
+/* One is to offer it; who asks meanwhile is noted; later it is another one. */
+static void test_coming(void)
+{
+    for (unsigned at = 0; at < 64; at++) {
+        uint64_t now = at * SECOND;
+        Asked a;
+
+        g_assert(asked_init(&a) == 0);
+        g_assert(!asked_note(&a, 1, 0, now));
+        g_assert(asked_note(&a, 1, 1, now));
+        g_assert(!asked_note(&a, 1, 2, now + 3 * SECOND));
+        g_assert(!asked_note(&a, 1, 2, now + 7 * SECOND));
+        g_assert(!asked_note(&a, 1, 0, now + 7 * SECOND));
+        /* it could not yet */
+        g_assert(asked_note(&a, 1, 1, now + 7 * SECOND));
+        g_assert(!asked_note(&a, 1, 0, now + 14 * SECOND));
+        /* it did not come; nor then */
+        g_assert(asked_note(&a, 1, 0, now + 19 * SECOND));
+        g_assert(!asked_note(&a, 1, 1, now + 20 * SECOND));
+        g_assert(!asked_note(&a, 1, 2, now + 20 * SECOND));
+        g_assert(asked_note(&a, 1, 2, now + 31 * SECOND));
+        /* that was long ago, however marks are counted */
+        g_assert(asked_note(&a, 1, 1, now + 60 * SECOND));
+        g_assert(asked_note(&a, 1, 0, now + 124 * SECOND));
+        for (unsigned all = 7; all; ) {
+            uint32_t member = asked_take(&a, 1);
+
+            g_assert(member < 3 && (all & 1u << member));
+            all &= ~(1u << member);
+        }
+        g_assert(asked_take(&a, 1) == ASKED_NOBODY);
+        asked_free(&a);
+    }
+}
+
+/* Those of one hash do not push out all others. */
+static void test_same(void)
+{
+    unsigned noted = 0;
+    Asked a;
+
+    g_assert(asked_init(&a) == 0);
+    g_assert(!asked_note(&a, 2, 3, 0));
+    for (unsigned i = 0; i < 100; i++) {
+        noted += !asked_note(&a, 1, i, 0);
+    }
+    /* besides the one that is to offer it */
+    g_assert(noted == 5);
+    g_assert(asked_take(&a, 2) == 3);
+    while (asked_take(&a, 1) != ASKED_NOBODY) {
+        noted--;
+    }
+    g_assert(noted == UINT_MAX);
+    asked_free(&a);
+}
+
+/* A full bucket loses its oldest; two askers of a hash need no more room. */
+static void test_oldest(void)
+{
+    Asked a;
+
+    g_assert(asked_init(&a) == 0);
+    for (uint64_t i = 0; i < ASKED_WAYS; i++) {
+        g_assert(!asked_note(&a, i, i, 0));
+    }
+    for (uint64_t i = 0; i < ASKED_WAYS; i++) {
+        g_assert(asked_note(&a, i, 100 + i, 0));
+    }
+    g_assert(!asked_note(&a, ASKED_WAYS, 0, 0));
+    g_assert(asked_take(&a, 0) == ASKED_NOBODY);
+    for (uint64_t i = 1; i < ASKED_WAYS; i++) {
+        g_assert(asked_take(&a, i) == 100 + i);
+        g_assert(asked_take(&a, i) == i);
+        g_assert(asked_take(&a, i) == ASKED_NOBODY);
+    }
+    asked_free(&a);
+}
+
+/* One of two leaves: the other stays, with what it was told. */
+static void test_leave_pair(void)
+{
+    for (unsigned who = 0; who < 2; who++) {
+        Asked a;
+
+        g_assert(asked_init(&a) == 0);
+        g_assert(!asked_note(&a, 1, 0, 0));
+        g_assert(asked_note(&a, 1, 1, 0));
+        asked_leave(&a, who);
+        if (who == 1) {
+            /* nobody is to offer it any more */
+            g_assert(asked_note(&a, 1, 2, SECOND));
+            g_assert(asked_take(&a, 1) == 2);
+            g_assert(asked_take(&a, 1) == 0);
+        } else {
+            g_assert(!asked_note(&a, 1, 2, SECOND));
+            finish(&a);
+            g_assert(!asked_note(&a, 1, 2, SECOND));
+            g_assert(asked_take(&a, 1) == 1);
+            g_assert(asked_take(&a, 1) == 2);
+        }
+        g_assert(asked_take(&a, 1) == ASKED_NOBODY);
+        asked_free(&a);
+    }
+}
+
+typedef struct Asker {
+    bool here;
+    bool told;
+    uint64_t when;
+} Asker;
+
+/* Against a list of who asked when: what is told, and who is there then. */
+static void test_model(void)
+{
+    GRand *rand = g_rand_new_with_seed(7);
+
+    for (unsigned round = 0; round < 200; round++) {
+        Asker asker[8] = { 0 };
+        unsigned here = 0, left = 0;
+        uint64_t now = g_rand_int(rand) * SECOND;
+        Asked a;
+
+        g_assert(asked_init(&a) == 0);
+        for (unsigned i = 0; i < 100; i++) {
+            unsigned m = g_rand_int_range(rand, 0, 8);
+            bool coming = false, told;
+
+            if (left >> m & 1) {
+                continue;
+            }
+            if (g_rand_int_range(rand, 0, 40) == 0) {
+                here -= asker[m].here;
+                asker[m].here = asker[m].told = false;
+                left |= 1u << m;
+                asked_leave(&a, m);
+                continue;
+            }
+            /* whole units: when a mark ends is known then */
+            now += g_rand_int_range(rand, 0, 3) * 4 * SECOND;
+            for (unsigned k = 0; k < 8; k++) {
+                asker[k].told &= now - asker[k].when < 12 * SECOND;
+                coming |= k != m && asker[k].told;
+            }
+            told = here > asker[m].here && (asker[m].told || !coming);
+            if (!told && !asker[m].here && here >= 6) {
+                g_assert(asked_note(&a, 99, m, now));
+                continue;
+            }
+            g_assert(asked_note(&a, 99, m, now) == told);
+            here += !asker[m].here;
+            asker[m].here = true;
+            asker[m].told |= told;
+            asker[m].when = told ? now : asker[m].when;
+        }
+        for (uint32_t m = asked_take(&a, 99); m != ASKED_NOBODY;
+             m = asked_take(&a, 99)) {
+            g_assert(asker[m].here);
+            asker[m].here = false;
+            here--;
+        }
+        g_assert(here == 0);
+        asked_free(&a);
+    }
+    g_rand_free(rand);
+}
+
+/* So few that no bucket is ever full. */
+#define MANY    50000u
+
+/* How many are there that were noted; each by its member, or by nobody. */
+static unsigned present(Asked *a, unsigned n)
+{
+    unsigned have = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        uint32_t member = asked_take(a, hash_of(i));
+
+        if (member == 1000) {
+            member = asked_take(a, hash_of(i));
+        }
+        g_assert(member == ASKED_NOBODY || member == i % 3);
+        have += member != ASKED_NOBODY;
+    }
+    return have;
+}
+
+/* Nothing is lost by growing, and it is used meanwhile. */
+static void test_grow(void)
+{
+    Asked a;
+    unsigned i = 0;
+
+    g_assert(asked_init(&a) == 0);
+    for (; i < MANY / 2; i++) {
+        asked_note(&a, hash_of(i), i % 3, 0);
+    }
+    asked_reserve(&a, UINT64_C(8) << 19);
+    while (asked_step(&a)) {
+        for (unsigned k = 0; k < 1000 && i < MANY; k++, i++) {
+            /* each time so late that it is not thought to come */
+            g_assert(asked_note(&a, hash_of(i / 2), 1000, i * 16 * SECOND));
+            asked_note(&a, hash_of(i), i % 3, 0);
+        }
+    }
+    g_assert(a.now.bits == 19);
+    g_assert(present(&a, i) == i);
+    asked_free(&a);
+}
+
+/* A member that left is forgotten, at once for asks, later for its number. */
+static void test_leave(void)
+{
+    Asked a;
+
+    g_assert(asked_init(&a) == 0);
+    for (unsigned i = 0; i < 3000; i++) {
+        asked_note(&a, hash_of(i), i % 3, 0);
+    }
+    asked_leave(&a, 1);
+    g_assert(!asked_is_forgotten(&a, 1));
+    g_assert(!asked_note(&a, hash_of(1), 0, 0));
+    g_assert(asked_take(&a, hash_of(4)) == ASKED_NOBODY);
+    g_assert(asked_step(&a));
+    asked_leave(&a, 2);     /* while a pass is under way */
+    finish(&a);
+    g_assert(asked_is_forgotten(&a, 1));
+    g_assert(asked_is_forgotten(&a, 2));
+    g_assert(asked_take(&a, hash_of(1)) == 0);
+    g_assert(present(&a, 3000) == 1000);
+    asked_free(&a);
+}
+
+static void *no_map(void *addr, size_t len, int prot, int flags, int fd,
+                    off_t offset)
+{
+    return NULL;
+}
+
+/* No memory to grow: it stays as it is, and forgets members none the less. */
+static void test_no_memory(void)
+{
+    Asked a;
+
+    g_assert(asked_init(&a) == 0);
+    asked_note(&a, hash_of(1), 1, 0);
+    asked_leave(&a, 2);
+    prim.map = no_map;
+    asked_reserve(&a, UINT64_C(8) << 20);
+    finish(&a);
+    prim.map = prim_real.map;
+    g_assert(a.now.bits == 16);
+    g_assert(asked_is_forgotten(&a, 2));
+    g_assert(asked_take(&a, hash_of(1)) == 1);
+    asked_free(&a);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/asked/note", test_note);
+    g_test_add_func("/asked/coming", test_coming);
+    g_test_add_func("/asked/same", test_same);
+    g_test_add_func("/asked/oldest", test_oldest);
+    g_test_add_func("/asked/grow", test_grow);
+    g_test_add_func("/asked/leave", test_leave);
+    g_test_add_func("/asked/leave/pair", test_leave_pair);
+    g_test_add_func("/asked/model", test_model);
+    g_test_add_func("/asked/no-memory", test_no_memory);
+    return g_test_run();
+}
