@@ -227,6 +227,9 @@ static bool page_look(Rooms *f, KsmRegion *r, size_t page, uint8_t kind)
         }
         return false;
     }
+    if (!there && s == PAGE_BARRED) {
+        return false;
+    }
     if (!there) {
         if (s != PAGE_GIVEN || kind & PM_SWAPPED) {
             content_leave(&f->content, r, page,
@@ -234,7 +237,8 @@ static bool page_look(Rooms *f, KsmRegion *r, size_t page, uint8_t kind)
         }
         return false;
     }
-    if (s == PAGE_HOLE || s == PAGE_GIVEN || s == PAGE_SWAPPED) {
+    if (s == PAGE_HOLE || s == PAGE_GIVEN || s == PAGE_SWAPPED ||
+        s == PAGE_BARRED) {
         content_leave(&f->content, r, page, PAGE_NEW);
         page_mark(r, page, asked);
     } else if (s == PAGE_PINNED || s == PAGE_BUSY) {
@@ -270,7 +274,7 @@ static void page_hash(Rooms *f, KsmRegion *r, size_t page)
     if (page_state(r, page) != PAGE_NEW && r->tag[page] == tag) {
         return;
     }
-    if (store_is_remote(f->content.store) && !asks_have_room(&f->asks)) {
+    if (store_is_remote(f->content.store) && !asks_have_room(&f->asks, 1)) {
         return;
     }
     if (hash == f->hasher.zero) {
@@ -579,6 +583,13 @@ char *rooms_slot(Rooms *f, uint32_t slot)
 bool rooms_finds(const Rooms *f, uint32_t tag)
 {
     return index_lookup(&f->content.index, tag) != PLACE_NONE;
+}
+
+void rooms_mistake(Rooms *f, KsmRegion *r, size_t page, uint32_t tag)
+{
+    content_leave(&f->content, r, page, PAGE_EQUAL);
+    r->tag[page] = tag;
+    page_chunk(r, page)->flags |= CHUNK_VISIT;
 }
 
 void rooms_break(Rooms *f, KsmRegion *r, size_t page)

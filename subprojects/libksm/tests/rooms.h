@@ -96,6 +96,8 @@ char *rooms_slot(Rooms *f, uint32_t slot);
 bool rooms_finds(const Rooms *f, uint32_t tag);
 /* As when scan finds a merged page written. */
 void rooms_break(Rooms *f, KsmRegion *r, size_t page);
+/* The page goes by that tag, as if it were equal to what has it. */
+void rooms_mistake(Rooms *f, KsmRegion *r, size_t page, uint32_t tag);
 /* Pages given up for failed memory. */
 uint64_t rooms_poisoned(const Rooms *f);
 /* Populated pages of the staging areas. */

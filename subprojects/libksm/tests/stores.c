@@ -1,5 +1,5 @@
 /*
- * libksm tests: engines over the local store, or over a fake remote one
+ * libksm tests: engines over the local store, a fake remote one, or a group's
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -9,12 +9,32 @@
 #include "house.h"
 #include "stores.h"
 
-static bool stores_fake(void)
+typedef enum Stores { STORES_LOCAL, STORES_FAKE, STORES_GROUP } Stores;
+
+static Stores stores(void)
 {
     const char *store = g_getenv("KSM_TEST_STORE");
 
-    g_assert(!store || !strcmp(store, "fake"));
-    return store;
+    if (!store) {
+        return STORES_LOCAL;
+    }
+    g_assert(!strcmp(store, "fake") || !strcmp(store, "group"));
+    return *store == 'f' ? STORES_FAKE : STORES_GROUP;
+}
+
+bool stores_group(void)
+{
+    return stores() == STORES_GROUP;
+}
+
+static KsmEngine *group_engine_new(const KsmConfig *config, GError **error)
+{
+    KsmConfig cfg = *config;
+
+    cfg.scope = KSM_SCOPE_GROUP;
+    cfg.group_socket = g_getenv("KSM_TEST_GROUP");
+    g_assert(cfg.group_socket);
+    return ksm_engine_new(&cfg, error);
 }
 
 KsmEngine *stores_engine_new(const KsmConfig *config, GError **error)
@@ -22,8 +42,11 @@ KsmEngine *stores_engine_new(const KsmConfig *config, GError **error)
     KsmStore *store;
     int err = 0;
 
-    if (!stores_fake()) {
+    if (stores() == STORES_LOCAL || config->scope == KSM_SCOPE_ZERO) {
         return ksm_engine_new(config, error);
+    }
+    if (stores_group()) {
+        return group_engine_new(config, error);
     }
     store = fake_store_new(MAX(config->max_page_sharing, 2), &err);
     if (!store) {
@@ -44,5 +67,5 @@ static bool stores_busy(KsmEngine *e)
 void stores_choose(void)
 {
     util_engine_new = stores_engine_new;
-    util_busy = stores_fake() ? stores_busy : NULL;
+    util_busy = stores() != STORES_LOCAL ? stores_busy : NULL;
 }

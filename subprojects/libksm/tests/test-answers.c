@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include "base/prim.h"
+#include "engine/scan.h"
 #include "engine/state.h"
 #include "house.h"
 #include "stores.h"
@@ -321,6 +322,46 @@ static void test_wanted_refused(void)
     scene_end(&s);
 }
 
+/* What was wanted while merging was off is offered afterwards. */
+static void test_wanted_off(void)
+{
+    const FakeStoreHabits habits = { .late = 0 };
+    FakeStoreHabits *now;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    now = fake_store_habits(s.store);
+    /* there are books to be kept meanwhile */
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    for (unsigned i = 0; i < 512; i++) {
+        share(&s, i);
+    }
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 512);
+    now->late = 1000000;
+    now->want = 100;
+    mem_fill_run(s.m, 512, 512, 3000, 1);
+    for (unsigned i = 0; i < 100000 && fake_store_asked(s.store) < PAGES;
+         i++) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(fake_store_asked(s.store) == PAGES);
+    ksm_engine_set_run(s.e, false);
+    while (!s.r->rests) {
+        ksm_step(s.e, 1);
+    }
+    now->late = 0;
+    fake_store_hurry(s.store);
+    util_passes(s.e, PASSES);
+    g_assert(fake_store_offered(s.store) == 0);
+    ksm_engine_set_run(s.e, true);
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == PAGES);
+    scene_end(&s);
+}
+
 /* Vain offers do not keep found contents from being merged. */
 static void test_in_vain(void)
 {
@@ -429,6 +470,49 @@ static void test_held(void)
     scene_end(&s);
 }
 
+/* What could not be merged for long is, when it can, though slots had gone. */
+static void test_held_again(void)
+{
+    const FakeStoreHabits habits = { .want = 100 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    ksm_engine_set_vma_reserve(s.e, SIZE_MAX);
+    util_passes(s.e, 4 * PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 0);
+    ksm_engine_set_vma_reserve(s.e, 0);
+    util_passes(s.e, 128);
+    g_assert(s.r->count[PAGE_MERGED] == 512);
+    scene_end(&s);
+}
+
+/* ... though merging is off. */
+static void test_held_off(void)
+{
+    const FakeStoreHabits habits = { .want = 100 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    ksm_engine_set_vma_reserve(s.e, SIZE_MAX);
+    for (unsigned i = 0; i < 100000 && !asks_count(&s.e->asks).users; i++) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(asks_count(&s.e->asks).users > 0);
+    ksm_engine_set_run(s.e, false);
+    for (unsigned i = 0; ksm_step(s.e, 1000000000) >= 0; i++) {
+        g_assert(i < 1000);
+    }
+    g_assert(asks_count(&s.e->asks).users == 0);
+    g_assert(store_stats(s.store).sharing == 0);
+    scene_end(&s);
+}
+
 /* While the store takes no questions zeroes and local equals still merge. */
 static void test_busy(void)
 {
@@ -460,6 +544,195 @@ static void test_busy(void)
     scene_end(&s);
 }
 
+/* A clock of its own: how long the test takes must not matter. */
+static uint64_t clock_ahead, clock_read;
+
+static uint64_t now_ahead(void)
+{
+    return UINT64_C(1000000000) + clock_ahead + 1000 * ++clock_read;
+}
+
+/* Steps until nothing is to be done for a while; no pass is due. */
+static void steps_between(Scene *s)
+{
+    uint64_t passes = util_stats(s->e).full_scans;
+
+    s->e->scan.due = prim.now_ns() + UINT64_C(3600000000000);
+    for (unsigned i = 0; i < 100; i++) {
+        ksm_step(s->e, 0);
+    }
+    g_assert(util_stats(s->e).full_scans == passes);
+}
+
+/* A chunk whose pages another one has offered is merged after the answer. */
+static void test_parked(void)
+{
+    const FakeStoreHabits habits = { .late = 60 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    for (unsigned i = 0; i < PAGES; i++) {
+        mem_fill_run(s.m, i, 1, 1000, 1);
+    }
+    s.e->scan.settle = 0;
+    while (!fake_store_offered(s.store)) {
+        ksm_step(s.e, 1);
+    }
+    while (s.e->scan.phase != PHASE_START) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(s.r->count[PAGE_MERGED] == 0);
+    steps_between(&s);
+    g_assert(s.r->count[PAGE_MERGED] == PAGES);
+    scene_end(&s);
+}
+
+/* All of a chunk is known to be equal, a pass has ended, and nothing merged. */
+static bool ripening_start(Scene *s)
+{
+    const FakeStoreHabits habits = { .late = 5 };
+
+    if (!scene_start(s, habits)) {
+        return false;
+    }
+    s->store->ripen_ns = UINT64_C(1000000000);
+    clock_ahead = 0;
+    prim.now_ns = now_ahead;
+    mem_fill_run(s->m, 0, 512, 1000, 1);
+    for (unsigned i = 0; i < 512; i++) {
+        share(s, i);
+    }
+    while (s->r->count[PAGE_EQUAL] < 512 || s->e->scan.phase != PHASE_START) {
+        ksm_step(s->e, 1);
+    }
+    g_assert(util_stats(s->e).isolations == 0);
+    return true;
+}
+
+static void ripening_end(Scene *s)
+{
+    g_assert(s->r->count[PAGE_MERGED] == 512);
+    scene_end(s);
+    prim.now_ns = prim_real.now_ns;
+}
+
+/* What is told piece by piece is isolated once. */
+static void test_ripens(void)
+{
+    Scene s;
+
+    if (!ripening_start(&s)) {
+        return;
+    }
+    /* it does not wait for a pass */
+    s.e->scan.due = prim.now_ns() + UINT64_C(3600000000000);
+    g_assert(ksm_step(s.e, 0) <= 100000000);
+    g_assert(s.r->count[PAGE_MERGED] == 0);
+    clock_ahead = 100000000;
+    /* chunks remember the low bits of a pass: none has failed in this one */
+    s.e->scan.pass = 256;
+    steps_between(&s);
+    g_assert(s.r->count[PAGE_MERGED] == 512);
+    g_assert(util_stats(s.e).isolations <= 2);
+    ripening_end(&s);
+}
+
+/* ... and what ripens while merging is inhibited is not forgotten. */
+static void test_ripens_inhibited(void)
+{
+    Scene s;
+
+    if (!ripening_start(&s)) {
+        return;
+    }
+    /* for a moment, which no pass sees */
+    s.m->inhibited = "a test says so";
+    clock_ahead = UINT64_C(1000000000);
+    steps_between(&s);
+    g_assert(s.r->count[PAGE_MERGED] == 0);
+    s.m->inhibited = NULL;
+    scan_kick(s.e);
+    for (unsigned i = 0; i < PASSES; i++) {
+        clock_ahead += UINT64_C(1000000000);
+        util_passes(s.e, 1);
+    }
+    ripening_end(&s);
+}
+
+/* Estimates that are too high are doubted till they end, and no pass begins. */
+static void test_doubted(void)
+{
+    Scene s;
+
+    if (!ripening_start(&s)) {
+        return;
+    }
+    s.e->costs.isolate_ns = 10000000;
+    steps_between(&s);
+    g_assert(s.r->count[PAGE_MERGED] == 0);
+    for (unsigned i = 0; i < 14; i++) {
+        clock_ahead += 100000000;
+        steps_between(&s);
+    }
+    ripening_end(&s);
+}
+
+/* When merging is switched on, the first passes are not rested from. */
+static void test_settles(void)
+{
+    const FakeStoreHabits habits = { .late = 5 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1000, 1);
+    util_passes(s.e, PASSES);
+    g_assert(s.e->scan.idle_ns > 0);
+    ksm_engine_set_run(s.e, false);
+    ksm_engine_set_run(s.e, true);
+    for (unsigned i = 0; i < 4; i++) {
+        util_passes(s.e, 1);
+        g_assert(s.e->scan.idle_ns == 0);
+    }
+    util_passes(s.e, 1);
+    g_assert(s.e->scan.idle_ns > 0);
+    scene_end(&s);
+}
+
+/* News were lost: what is alone is asked about again, some time. */
+static void test_renewed(void)
+{
+    const FakeStoreHabits habits = { .late = 5 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    clock_ahead = 0;
+    prim.now_ns = now_ahead;
+    mem_fill_run(s.m, 0, PAGES, 1000, 1);
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_UNIQUE] == PAGES);
+    g_assert(fake_store_asked(s.store) == PAGES);
+    for (unsigned i = 0; i < PAGES; i++) {
+        share(&s, i);
+    }
+    util_passes(s.e, PASSES);
+    g_assert(fake_store_asked(s.store) == PAGES);
+    clock_ahead = UINT64_C(15000000000);
+    util_passes(s.e, PASSES);
+    g_assert(fake_store_asked(s.store) == PAGES);
+    clock_ahead = UINT64_C(21000000000);
+    util_passes(s.e, PASSES);
+    g_assert(fake_store_asked(s.store) == 2 * PAGES);
+    g_assert(s.r->count[PAGE_MERGED] == PAGES);
+    scene_end(&s);
+    prim.now_ns = prim_real.now_ns;
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -476,10 +749,19 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/gone/asked", test_gone_asked);
     g_test_add_func("/answers/gone/offered", test_gone_offered);
     g_test_add_func("/answers/wanted/refused", test_wanted_refused);
+    g_test_add_func("/answers/wanted/off", test_wanted_off);
     g_test_add_func("/answers/in-vain", test_in_vain);
     g_test_add_func("/answers/run-later", test_run_later);
     g_test_add_func("/answers/removed", test_removed);
-    g_test_add_func("/answers/held", test_held);
+    g_test_add_func("/answers/held/on", test_held);
+    g_test_add_func("/answers/held/again", test_held_again);
+    g_test_add_func("/answers/held/off", test_held_off);
     g_test_add_func("/answers/busy", test_busy);
+    g_test_add_func("/answers/parked", test_parked);
+    g_test_add_func("/answers/ripens/once", test_ripens);
+    g_test_add_func("/answers/ripens/inhibited", test_ripens_inhibited);
+    g_test_add_func("/answers/doubted", test_doubted);
+    g_test_add_func("/answers/settles", test_settles);
+    g_test_add_func("/answers/renewed", test_renewed);
     return g_test_run();
 }

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/prim.h"
 #include "engine/discard.h"
@@ -30,6 +31,32 @@ static void test_discard(void)
     g_assert(ksm_discard(p.ra, 1, PAGE) == -EINVAL);
     g_assert(ksm_discard(p.ra, 1024 * PAGE, PAGE) == -EINVAL);
     g_assert(ksm_discard(p.ra, 0, 1025 * PAGE) == -EINVAL);
+    pair_end(&p);
+}
+
+/* What was discarded, written, found quiet and written again is looked at. */
+static void test_discard_tracked(void)
+{
+    KsmStats s;
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    util_passes(p.e, 4);
+    g_assert(p.ra->count[PAGE_MERGED] == PAIR_PAGES);
+    /* all of a chunk: nothing else is isolated there, and so tracked anew */
+    g_assert(ksm_discard(p.ra, 0, 512 * PAGE) == 0);
+    mem_gone(p.a, 0, 512);
+    mem_fill_run(p.a, 0, 512, 5000, 1);
+    util_passes(p.e, 6);
+    g_assert(p.ra->count[PAGE_UNIQUE] == 512);
+    s = util_stats(p.e);
+    util_passes(p.e, 4);
+    g_assert(util_stats(p.e).pages_scanned == s.pages_scanned);
+    mem_fill_run(p.a, 0, 512, 6000, 1);
+    util_passes(p.e, 6);
+    g_assert(util_stats(p.e).pages_scanned == s.pages_scanned + 512);
     pair_end(&p);
 }
 
@@ -195,6 +222,199 @@ static void test_discard_in_place(gconstpointer data)
     mem_gone(p.b, 10, 20);
     mem_check(p.b);
     prim = prim_real;
+    pair_end(&p);
+}
+
+/*
+ * A page is mapped without access: its memory failed while it was staged, and
+ * poison could not be put at its home.
+ */
+static struct {
+    const Mem *m;
+    char *page;             /* NULL: not yet */
+    unsigned mapped;        /* calls of the op for it */
+} bar;
+
+static bool in_bar(const void *addr)
+{
+    return (const char *)addr >= bar.m->addr &&
+           (const char *)addr < bar.m->addr + bar.m->pages * PAGE;
+}
+
+static int bar_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    int ret = prim_real.uffd_move(fd, to, from, len, done);
+
+    if (!bar.page && in_bar(from) && *done > 20 * PAGE) {
+        char *staged = (char *)to + 10 * PAGE;
+
+        bar.page = (char *)from + 10 * PAGE;
+        /* as when memory fails: the entry is a marker */
+        g_assert(madvise(staged, PAGE, MADV_DONTNEED) == 0);
+        g_assert(prim_real.uffd_poison(fd, staged, PAGE) == 0);
+    }
+    return ret;
+}
+
+static int bar_poison(int fd, void *addr, size_t len)
+{
+    return in_bar(addr) ? -ENOMEM : prim_real.uffd_poison(fd, addr, len);
+}
+
+static void bar_mapped(void *opaque, void *addr, size_t len)
+{
+    bar.mapped += addr == bar.page && len == PAGE;
+}
+
+static const KsmRegionOps bar_ops = { .mapped = bar_mapped };
+
+static bool is_readable(const char *page)
+{
+    int fd[2];
+    bool readable;
+
+    g_assert(pipe(fd) == 0);
+    readable = write(fd[1], page, 1) == 1;
+    g_assert(readable || errno == EFAULT);
+    close(fd[0]);
+    close(fd[1]);
+    return readable;
+}
+
+static void bar_silent(const char *domain, GLogLevelFlags level,
+                       const char *text, gpointer data)
+{
+    g_assert(strstr(text, "memory they were in failed"));
+}
+
+/* Returns the page in p->b that nobody has access to. */
+static size_t bar_page(Pair *p)
+{
+    GLogLevelFlags fatal = g_log_set_always_fatal(G_LOG_FATAL_MASK);
+    GLogFunc was = g_log_set_default_handler(bar_silent, NULL);
+    size_t page;
+
+    memset(&bar, 0, sizeof(bar));
+    bar.m = p->b;
+    prim.uffd_move = bar_move;
+    prim.uffd_poison = bar_poison;
+    util_passes(p->e, 6);
+    prim = prim_real;
+    g_log_set_default_handler(was, NULL);
+    g_log_set_always_fatal(fatal);
+    g_assert(bar.page && util_stats(p->e).poisoned == 1);
+    page = (bar.page - p->b->addr) / PAGE;
+    g_assert(page_state(p->rb, page) == PAGE_BARRED);
+    return page;
+}
+
+static void bar_stays(Pair *p, size_t page)
+{
+    g_assert(page_state(p->rb, page) == PAGE_BARRED);
+    g_assert(!is_readable(bar.page));
+    g_assert(bar.mapped == 0);
+}
+
+/* It never reads as zeroes before its owner discards it, but does then. */
+static void test_discard_barred(gconstpointer data)
+{
+    DiscardKind kind = GPOINTER_TO_UINT(data);
+    int (*give)(KsmRegion *, size_t, size_t) =
+        kind == DISCARD_HINT ? ksm_free_hint : ksm_discard;
+    uint64_t scanned;
+    bool started;
+    size_t page;
+    Pair p;
+
+    prim.open_read = open_calm;
+    started = pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &bar_ops,
+                         MEM_SMALL);
+    prim.open_read = prim_real.open_read;
+    if (!started) {
+        return;
+    }
+    page = bar_page(&p);
+    util_passes(p.e, 6);
+    bar_stays(&p, page);
+    g_assert(ksm_unmerge(p.rb, page * PAGE, PAGE) == 0);
+    bar_stays(&p, page);
+    whole = p.b;
+    prim.map = whole_map;
+    g_assert(give(p.rb, page * PAGE, PAGE) == -ENOMEM);
+    prim.map = prim_real.map;
+    bar_stays(&p, page);
+    page_chunk(p.rb, page)->flags &= ~CHUNK_VISIT;
+    g_assert(give(p.rb, page * PAGE, PAGE) == 0);
+    g_assert(page_state(p.rb, page) == PAGE_HOLE);
+    g_assert(page_chunk(p.rb, page)->flags & CHUNK_VISIT);
+    mem_gone(p.b, page, 1);
+    mem_check(p.b);
+    /* it has the region's attributes, and writes to it are seen */
+    g_assert(bar.mapped == 1);
+    for (unsigned i = 0; i < 3; i++) {
+        mem_fill_run(p.b, page, 1, 4711 + i, 1);
+        scanned = util_stats(p.e).pages_scanned;
+        util_passes(p.e, 6);
+        g_assert(page_state(p.rb, page) == PAGE_UNIQUE);
+        g_assert(util_stats(p.e).pages_scanned > scanned);
+    }
+    pair_end(&p);
+}
+
+/* It is not even tried to move it. */
+static int move_apart(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    g_assert((char *)from + len <= bar.page ||
+             bar.page + PAGE <= (char *)from);
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+/* While others around it are merged, and discarded with it. */
+static void test_barred_among(void)
+{
+    size_t page;
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &bar_ops,
+                    MEM_SMALL)) {
+        return;
+    }
+    page = bar_page(&p);
+    g_assert(ksm_discard(p.rb, (page - 8) * PAGE, 8 * PAGE) == 0);
+    g_assert(ksm_discard(p.rb, (page + 1) * PAGE, 200 * PAGE) == 0);
+    mem_fill_run(p.b, page - 8, 8, page - 7, 1);
+    mem_fill_run(p.b, page + 1, 200, page + 2, 1);
+    prim.uffd_move = move_apart;
+    util_passes(p.e, 8);
+    prim.uffd_move = prim_real.uffd_move;
+    g_assert(page_state(p.rb, page - 1) == PAGE_MERGED);
+    g_assert(page_state(p.rb, page + 1) == PAGE_MERGED);
+    bar_stays(&p, page);
+    g_assert(ksm_unmerge(p.rb, (page - 5) * PAGE, 10 * PAGE) == 0);
+    g_assert(ksm_discard(p.rb, (page - 5) * PAGE, 10 * PAGE) == 0);
+    mem_gone(p.b, page - 5, 10);
+    mem_check(p.b);
+    pair_end(&p);
+}
+
+/* Its owner has mapped something there, and writes: that is seen. */
+static void test_barred_over(gconstpointer data)
+{
+    KsmDirtySource dirty = GPOINTER_TO_UINT(data);
+    size_t page;
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, dirty,
+                    dirty == KSM_DIRTY_LOG ? &mem_ops_log : NULL, MEM_SMALL)) {
+        return;
+    }
+    page = bar_page(&p);
+    g_assert(mmap(bar.page, PAGE, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+             bar.page);
+    mem_fill_run(p.b, page, 1, 4711, 1);
+    util_passes(p.e, 6);
+    g_assert(page_state(p.rb, page) != PAGE_BARRED);
     pair_end(&p);
 }
 
@@ -389,12 +609,23 @@ int main(int argc, char **argv)
     g_test_init(&argc, &argv, NULL);
     stores_choose();
     g_test_add_func("/discard/range", test_discard);
+    g_test_add_func("/discard/tracked", test_discard_tracked);
     g_test_add_func("/discard/hint", test_hint);
     g_test_add_data_func("/discard/in-place/no-map", GINT_TO_POINTER(false),
                          test_discard_in_place);
     g_test_add_data_func("/discard/in-place/no-vmas", GINT_TO_POINTER(true),
                          test_discard_in_place);
     g_test_add_func("/discard/runs", test_discard_runs);
+    g_test_add_data_func("/discard/barred/discard",
+                         GUINT_TO_POINTER(DISCARD_ZEROES), test_discard_barred);
+    g_test_add_data_func("/discard/barred/hint",
+                         GUINT_TO_POINTER(DISCARD_HINT), test_discard_barred);
+    g_test_add_func("/discard/barred/among", test_barred_among);
+    g_test_add_data_func("/discard/barred/over/pagemap",
+                         GUINT_TO_POINTER(KSM_DIRTY_PAGEMAP),
+                         test_barred_over);
+    g_test_add_data_func("/discard/barred/over/log",
+                         GUINT_TO_POINTER(KSM_DIRTY_LOG), test_barred_over);
     g_test_add_func("/discard/settle", test_settle);
     g_test_add_func("/discard/hint-counts", test_hint_counts);
     g_test_add_func("/discard/hint-huge", test_hint_huge);

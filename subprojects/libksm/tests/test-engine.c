@@ -1454,7 +1454,10 @@ static void test_inhibited(void)
     g_assert(util_stats(p.e).state == KSM_STATE_OFF);
     g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == 0);
     g_assert(ksm_unmerge(p.rb, 0, 1024 * PAGE) == 0);
-    g_assert(ksm_step(p.e, 0) == -1);
+    /* a remote store's answers are users of slots for some passes */
+    for (unsigned i = 0; ksm_step(p.e, 1000000000) >= 0; i++) {
+        g_assert(i < 1000 && store_is_remote(p.e->content.store));
+    }
     ksm_engine_set_run(p.e, true);
     pair_end(&p);
 }

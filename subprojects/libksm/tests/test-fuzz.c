@@ -1116,7 +1116,6 @@ static void do_step(void)
 static void do_range(Op op)
 {
     Area *a = &T.area[below(T.n_areas)];
-    char copy[PAGE];
     size_t page, n;
     int ret;
 
@@ -1140,15 +1139,28 @@ static void do_range(Op op)
          n, page, ret);
     result_check(ret, op_names[op]);
     for (size_t i = page; i < page + n && op == OP_DISCARD && !ret; i++) {
-        /* where poison could not be put nothing can be read, from then on */
-        bool gone = (a->flags[i] & POISONED) &&
-                    !read_carefully(mem_of(a, i), copy);
-
         memset(shadow_of(a, i), 0, PAGE);
-        a->flags[i] &= gone ? WILD | POISONED : WILD;
+        a->flags[i] &= WILD;
     }
     check_range(a, page, n, op_names[op]);
     unlock_range(a, page, n);
+}
+
+/* To what nobody has access once the region is gone only its owner can see. */
+static void map_barred(Area *a)
+{
+    char copy[PAGE];
+    uint64_t entry;
+
+    for (size_t i = 0; i < a->n; i++) {
+        entries_read(mem_of(a, i), 1, &entry);
+        if ((a->flags[i] & POISONED) && !(entry >> 62) &&
+            !read_carefully(mem_of(a, i), copy)) {
+            over_map(mem_of(a, i), PAGE);
+            memset(shadow_of(a, i), 0, PAGE);
+            a->flags[i] = 0;
+        }
+    }
 }
 
 /* Takes a region away, and gives it back later, perhaps all anew. */
@@ -1175,6 +1187,9 @@ static void do_cycle(void)
     }
     T.hold = T.hold_to = NULL;
     check_range(a, 0, a->n, "after a removal");
+    if (!a->region) {
+        map_barred(a);
+    }
     unlock_range(a, 0, a->n);
     if (!a->region && one_in(2)) {
         area_add(a);
@@ -1435,7 +1450,6 @@ static void heal_pages(Area *a)
 
     for (size_t i = 0; i < a->n; i++) {
         if (a->flags[i] & POISONED) {
-            over_map(mem_of(a, i), PAGE);
             engine_enter();
             result_check(ksm_discard(a->region, i * PAGE, PAGE), "healing");
             engine_leave("ksm_discard");

@@ -74,6 +74,41 @@ static void test_machine(void)
     prim.machine = prim_real.machine;
 }
 
+/* A connection is the engine's, also where there can be none. */
+static void check_fd_taken(KsmConfig *config, KsmError code)
+{
+    g_autoptr(GError) error = NULL;
+
+    config->scope = KSM_SCOPE_GROUP;
+    config->group_fd = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3);
+    g_assert(config->group_fd >= 0);
+    g_assert(!ksm_engine_new(config, &error));
+    g_assert(g_error_matches(error, KSM_ERROR, code));
+    g_assert(fcntl(config->group_fd, F_GETFD) < 0 && errno == EBADF);
+}
+
+static int no_uffd(void)
+{
+    return -EPERM;
+}
+
+static void test_group_fd(void)
+{
+    KsmConfig config;
+
+    ksm_config_init(&config);
+    config.group = "..";
+    check_fd_taken(&config, KSM_ERROR_INVALID);
+    config.group = "good";
+    prim.uffd = no_uffd;
+    check_fd_taken(&config, KSM_ERROR_PERMISSION);
+    prim.uffd = prim_real.uffd;
+    prim.machine = fake_machine;
+    machine = "s390x";
+    check_fd_taken(&config, KSM_ERROR_UNSUPPORTED);
+    prim.machine = prim_real.machine;
+}
+
 static void test_page_size(void)
 {
     prim.page_size = fake_page_size;
@@ -645,6 +680,7 @@ int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/host/machine", test_machine);
+    g_test_add_func("/host/group-fd", test_group_fd);
     g_test_add_func("/host/page-size", test_page_size);
     g_test_add_func("/host/tags", test_tags);
     g_test_add_func("/host/mapped", test_mapped);

@@ -304,6 +304,43 @@ static void test_huge(void)
     pair_end(&p);
 }
 
+/*
+ * A huge page of which nothing was merged is put back, and stays huge.  (A
+ * write would split it: so it only goes by another's hash.)
+ */
+static void test_huge_back(void)
+{
+    KsmRegion *r;
+    bool huge;
+    Mem *m;
+    Pair p;
+
+    if (!pair_start(&p, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    rooms_passes(&p.f, 4);
+    g_assert(rooms_sharing(&p.f) == 1024);
+    m = mem_new(512, 0, MEM_HUGE);
+    mem_fill_run(m, 0, 512, 10001, 1);
+    r = rooms_add(&p.f, m, NULL);
+    rooms_passes(&p.f, 4);
+    g_assert(r->count[PAGE_UNIQUE] == 512);
+    huge = r->chunk[0].flags & CHUNK_HUGE;
+    for (unsigned i = 0; i < 200; i++) {
+        const char *page = p.a->addr + i * PAGE_BYTES;
+
+        rooms_mistake(&p.f, r, i, content_tag(r, hash_page(&p.f.hasher, page)));
+    }
+    rooms_passes(&p.f, 4);
+    g_assert(p.f.merge.verify_failed == 200);
+    /* ... if it could be had at all */
+    g_assert(!huge || (r->chunk[0].flags & CHUNK_HUGE));
+    mem_check(m);
+    rooms_remove(&p.f, r);
+    mem_free(m);
+    pair_end(&p);
+}
+
 /* A huge page is not broken for less than split_min_pages. */
 static void test_split_min(void)
 {
@@ -829,6 +866,7 @@ int main(int argc, char **argv)
     g_test_add_func("/merge/pinned-fill", test_pinned_fill);
     g_test_add_func("/merge/slot-fails", test_slot_fails);
     g_test_add_func("/merge/huge", test_huge);
+    g_test_add_func("/merge/huge/back", test_huge_back);
     g_test_add_func("/merge/tracked", test_tracked);
     g_test_add_func("/merge/hole", test_hole);
     g_test_add_func("/merge/given-among", test_given_among);

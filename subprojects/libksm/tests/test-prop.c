@@ -15,7 +15,7 @@
  * elsewhere, so that there is much to merge.  A seed repeats the choices, not
  * the run: the scheduler orders events.
  *
- * test-prop [--seconds N] [--seed N] [--threads N]
+ * test-prop [--seconds N] [--seed N] [--threads N] [--dictionary SEED]
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -74,7 +74,7 @@ typedef struct Area {
 } Area;
 
 typedef struct Test {
-    uint64_t seed;
+    uint64_t seed, dictionary_seed;
     double seconds;
     int threads;
     Area areas[N_REGIONS];
@@ -528,7 +528,10 @@ static void do_op(uint64_t *seed, Op op, size_t page)
         op_copy(seed, page, n);
         break;
     case OP_FORK:
-        op_fork(seed, page, n);
+        /* a group's members leave nothing to children */
+        if (!stores_group()) {
+            op_fork(seed, page, n);
+        }
         break;
     default:
         op_engine(op, page, n);
@@ -635,6 +638,9 @@ static void area_map(Area *a)
     g_assert(p != MAP_FAILED);
     a->map = p;
     madvise(p, len, a->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    if (stores_group()) {
+        madvise(p, len, MADV_DONTFORK);
+    }
 }
 
 /* Takes a region away and gives it back, sometimes with new memory. */
@@ -785,7 +791,7 @@ static void make_engines(void)
 
 static void make_dictionary(void)
 {
-    uint64_t seed = T.seed;
+    uint64_t seed = T.dictionary_seed;
 
     T.dictionary = g_malloc(DICTIONARY * PAGE);
     for (size_t i = 0; i < DICTIONARY * PAGE / 8; i++) {
@@ -822,6 +828,22 @@ static void check_all(const char *when)
     }
 }
 
+static void print_group(KsmEngine *engine)
+{
+    const KsmCosts *c = &engine->costs;
+    KsmGroupStats g;
+
+    printf("# isolate %" PRIu64 " ns, map %" PRIu64 " ns, copy %" PRIu64
+           " ns, page %" PRIu64 " ns\n", c->isolate_ns, c->map_ns, c->copy_ns,
+           c->page_ns);
+    if (ksm_engine_get_group(engine, &g)) {
+        printf("# group: %sconnected, %s, generation %" PRIu64 ", %" PRIu64
+               " of %" PRIu64 " bytes, %" PRIu64 " held\n",
+               g.connected ? "" : "not ", ksm_reason_name(g.why), g.generation,
+               g.pool_bytes, g.pool_limit, g.held);
+    }
+}
+
 /* Without writers, what can be merged must be. */
 static void check_merges(void)
 {
@@ -855,6 +877,7 @@ static void check_merges(void)
             printf("# %" PRIu64 " pages: %s\n", stats.reasons[i],
                    ksm_reason_name(i));
         }
+        print_group(engine);
         printf("Bail out! only %" PRIu64 " pages are merged in the end\n",
                stats.pages_sharing);
         exit(1);
@@ -877,7 +900,7 @@ static void print_stats(int number)
 
 static void parse(int argc, char **argv)
 {
-    const char *seconds = getenv("KSM_PROP_SECONDS");
+    const char *seconds = getenv("KSM_PROP_SECONDS"), *dictionary = NULL;
 
     T.seconds = seconds ? atof(seconds) : 60;
     T.threads = 4;
@@ -889,15 +912,20 @@ static void parse(int argc, char **argv)
             T.seed = g_ascii_strtoull(argv[i + 1], NULL, 0);
         } else if (!strcmp(argv[i], "--threads")) {
             T.threads = CLAMP(atoi(argv[i + 1]), 1, MAX_THREADS);
+        } else if (!strcmp(argv[i], "--dictionary")) {
+            dictionary = argv[i + 1];
         } else {
             argc = 0;
         }
     }
     if (argc % 2 == 0) {
         fprintf(stderr, "usage: test-prop [--seconds N] [--seed N] "
-                "[--threads N]\n");
+                "[--threads N] [--dictionary SEED]\n");
         exit(2);
     }
+    /* what several processes have in common */
+    T.dictionary_seed = dictionary ? g_ascii_strtoull(dictionary, NULL, 0)
+                                   : T.seed;
 }
 
 int main(int argc, char **argv)

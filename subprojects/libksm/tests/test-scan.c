@@ -340,6 +340,118 @@ static void test_measured(void)
     }
 }
 
+/* A page cost once too high makes spans short: these lower it. */
+static void test_page_cost(void)
+{
+    KsmSpent spent = { .n = SPAN_MIN, .cpu_ns = SPAN_MIN * 2000 };
+    KsmCosts c;
+
+    costs_init(&c);
+    c.page_ns = 100000;
+    costs_span(&c, &spent);
+    g_assert(c.page_ns < 100000);
+    for (unsigned i = 0; i < 100; i++) {
+        costs_span(&c, &spent);
+    }
+    g_assert(c.page_ns >= 2000 && c.page_ns < 2100);
+    /* their overhead is none of it */
+    spent.cpu_ns = SPAN_MIN * 3000;
+    costs_span(&c, &spent);
+    g_assert(c.page_ns < 2100);
+}
+
+/* Costs that were too high once keep nothing from merging for long. */
+static void test_estimate_ends(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 256, 1, 1);
+    mem_fill_run(s.m, 512, 256, 1, 1);
+    s.e->costs.isolate_ns = 100000000;
+    util_passes(s.e, 4);
+    g_assert(util_stats(s.e).pages_sharing == 0);
+    g_assert(util_stats(s.e).reasons[KSM_REASON_NOT_WORTH] > 0);
+    util_passes(s.e, 60);
+    g_assert(util_stats(s.e).pages_sharing == 256);
+    scene_end(&s);
+}
+
+/* --- pages put back --- */
+
+/* Pages put back: one, for which copying is cheaper, and many. */
+#define BACK_ONE    32u
+#define BACK_MANY   64u
+#define BACK_MERGED 163u
+
+static Scene *backed;
+
+/* Writes to a page that is at home again, and not protected yet. */
+static ssize_t back_pagemap(PmScan *scan)
+{
+    Mem *m = backed->m;
+
+    if (scan->protect &&
+        scan->start == (uintptr_t)(m->addr + BACK_ONE * PAGE_BYTES)) {
+        prim.pagemap = prim_real.pagemap;
+        mem_fill(m, BACK_ONE, 7777);
+        mem_fill(m, BACK_MANY + 3, 7778);
+    }
+    return prim_real.pagemap(scan);
+}
+
+static bool back_start(Scene *s)
+{
+    if (!scene_start(s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return false;
+    }
+    for (unsigned at = 0; at < 1024; at += 512) {
+        mem_fill_run(s->m, at, 512, 5000 + at, 1);
+        mem_fill_run(s->m, at, 32, 1, 1);
+        mem_fill_run(s->m, at + BACK_ONE + 1, 31, 33, 1);
+        mem_fill_run(s->m, at + BACK_MANY + 20, 100, 84, 1);
+    }
+    return true;
+}
+
+static void back_end(Scene *s, unsigned scanned)
+{
+    KsmStats stats;
+
+    util_passes(s->e, 8);
+    stats = util_stats(s->e);
+    g_assert(s->r->count[PAGE_MERGED] == 2 * BACK_MERGED);
+    g_assert(s->r->count[PAGE_UNIQUE] == 1024 - 2 * BACK_MERGED);
+    g_assert(stats.isolations > 0);
+    g_assert(stats.pages_scanned == scanned);
+    scene_end(s);
+}
+
+/* What is put back is known, and not hashed again. */
+static void test_back(void)
+{
+    Scene s;
+
+    if (back_start(&s)) {
+        back_end(&s, 1024);
+    }
+}
+
+/* ... unless it was written meanwhile. */
+static void test_back_written(void)
+{
+    Scene s;
+
+    if (back_start(&s)) {
+        backed = &s;
+        prim.pagemap = back_pagemap;
+        back_end(&s, 1024 + 2);
+        g_assert(prim.pagemap == prim_real.pagemap);
+    }
+}
+
 /* --- resting --- */
 
 typedef enum Rest { REST_INHIBITED, REST_OFF } Rest;
@@ -2840,6 +2952,10 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/runs/whole", test_runs_whole);
     g_test_add_func("/scan/runs/calls", test_runs_calls);
     g_test_add_func("/scan/runs/measured", test_measured);
+    g_test_add_func("/scan/page-cost", test_page_cost);
+    g_test_add_func("/scan/estimate-ends", test_estimate_ends);
+    g_test_add_func("/scan/back", test_back);
+    g_test_add_func("/scan/back/written", test_back_written);
     add_sources("/scan/broken/equal", test_broken_equal);
     add_sources("/scan/broken/among", test_broken_among);
     add_sources("/scan/broken/zeroes", test_broken_zeroes);

@@ -463,6 +463,7 @@ static int h_no_poison(int fd, void *addr, size_t len)
 static void test_poison(gconstpointer data)
 {
     const Poison *how = data;
+    PageState state;
     Scene s;
 
     if (!scene_start(&s, MEM_SMALL)) {
@@ -484,12 +485,14 @@ static void test_poison(gconstpointer data)
     g_assert(how->unmovable ? h.paused_us > 90000 && h.paused_us < 200000
                             : h.paused_us < 10000);
     h.refuse = 0;
-    /* nothing is known of it, nor what it equals */
-    g_assert(page_state(s.rb, how->page) == PAGE_SWAPPED);
+    /* nothing is known of it, nor what it equals; but what it takes to mend */
+    state = how->no_marker ? PAGE_BARRED : PAGE_SWAPPED;
+    g_assert(page_state(s.rb, how->page) == state);
     /* never zeroes */
     g_assert(!is_readable(s.b->addr + how->page * PAGE));
     h.change = s.b->busy = false;
     rooms_passes(&s.f, 6);
+    g_assert(page_state(s.rb, how->page) == state);
     g_assert(!is_readable(s.b->addr + how->page * PAGE));
     /* the owner may do something about it */
     g_assert(mmap(s.b->addr + how->page * PAGE, PAGE, PROT_READ | PROT_WRITE,

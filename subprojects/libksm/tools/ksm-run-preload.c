@@ -58,6 +58,7 @@ typedef struct Run {
     pthread_mutex_t lock;   /* all of this; taken before the engine's */
     KsmEngine *engine;
     bool failed;            /* there can be no engine */
+    bool group;             /* what is merged must not be inherited */
     pid_t owner;            /* the process that has the engine */
     Range *ranges;
     size_t n, room;
@@ -100,11 +101,12 @@ static void say(const char *fmt, ...)
 
 static void report(void)
 {
+    KsmGroupStats g;
     KsmStats s;
     uint64_t saved;
 
     ksm_engine_get_stats(R.engine, &s);
-    saved = s.pages_sharing + s.zero_pages;
+    saved = s.pages_sharing + s.zero_pages + s.group_saved;
     say("ksm-run: process %d: %" G_GUINT64_FORMAT " MiB in %zu mappings, "
         "saved %" G_GUINT64_FORMAT " MiB (at most %zu MiB), of that zero %"
         G_GUINT64_FORMAT " MiB; %" G_GUINT64_FORMAT " runs, profit %"
@@ -117,6 +119,15 @@ static void report(void)
                 s.reasons[i] >> 8, ksm_reason_text(i));
         }
     }
+    if (s.state == KSM_STATE_INHIBITED && s.inhibited) {
+        say("ksm-run:   nothing but zeroes is merged: %s\n", s.inhibited);
+    }
+    if (ksm_engine_get_group(R.engine, &g) && g.members) {
+        say("ksm-run:   group: %" G_GUINT64_FORMAT " members, pool %"
+            G_GUINT64_FORMAT " MiB, of that held %" G_GUINT64_FORMAT
+            " MiB, own share %" G_GUINT64_FORMAT " MiB\n", g.members,
+            g.pool_bytes >> 20, g.held >> 8, g.share >> 8);
+    }
 }
 
 static void *step(void *opaque)
@@ -127,7 +138,8 @@ static void *step(void *opaque)
         KsmStats s;
 
         ksm_engine_get_stats(R.engine, &s);
-        R.peak = MAX(R.peak, s.pages_sharing + s.zero_pages);
+        R.peak = MAX(R.peak,
+                     s.pages_sharing + s.zero_pages + s.group_saved);
         if (__atomic_exchange_n(&R.report, 0, __ATOMIC_ACQ_REL)) {
             report();
         }
@@ -143,17 +155,59 @@ static void on_signal(int number)
     __atomic_store_n(&R.report, 1, __ATOMIC_RELEASE);
 }
 
+/* NULL: locked, shared, not writable: the engine says no. */
+static KsmRegion *region_new(char *start, size_t len)
+{
+    KsmRegion *region;
+
+    if (R.group) {
+        syscall(SYS_madvise, start, len, MADV_DONTFORK);
+    }
+    region = ksm_region_add(R.engine, start, len, -1, NULL, NULL, NULL);
+    if (!region && R.group) {
+        syscall(SYS_madvise, start, len, MADV_DOFORK);
+    }
+    return region;
+}
+
+static void region_end(Range *r, KsmRemove how)
+{
+    while (ksm_region_remove(r->region, how)) {
+        /* out of memory to unmerge into: no other way to go on */
+        g_usleep(10000);
+    }
+    r->region = NULL;
+    if (R.group && how == KSM_REMOVE_UNMERGE) {
+        syscall(SYS_madvise, r->start, r->len, MADV_DOFORK);
+    }
+}
+
+/* In a group the child's memory must not map the pool: it is unmerged. */
 static void before_fork(void)
 {
     pthread_mutex_lock(&R.lock);
     /* the engine's own handlers map memory */
     inside++;
+    for (size_t i = 0; R.group && R.owner == getpid() && i < R.n; i++) {
+        /* after another fork the engine may not have taken it back */
+        if (R.ranges[i].region) {
+            region_end(&R.ranges[i], KSM_REMOVE_UNMERGE);
+        }
+    }
+}
+
+static void after_fork_child(void)
+{
+    inside--;
+    pthread_mutex_unlock(&R.lock);
 }
 
 static void after_fork(void)
 {
-    inside--;
-    pthread_mutex_unlock(&R.lock);
+    for (size_t i = 0; R.group && R.owner == getpid() && i < R.n; i++) {
+        R.ranges[i].region = region_new(R.ranges[i].start, R.ranges[i].len);
+    }
+    after_fork_child();
 }
 
 static uint64_t setting(const char *name, uint64_t fallback)
@@ -197,6 +251,7 @@ static bool have_engine(void)
 {
     g_autoptr(GError) error = NULL;
     const char *scope = getenv("KSM_RUN_SCOPE");
+    const char *group = getenv("KSM_RUN_GROUP");
     struct sigaction action = { .sa_handler = on_signal,
                                 .sa_flags = SA_RESTART };
     struct sigaction old;
@@ -208,6 +263,13 @@ static bool have_engine(void)
     ksm_config_init(&config);
     config.scope = scope && !strcmp(scope, "zero") ? KSM_SCOPE_ZERO
                                                    : KSM_SCOPE_VM;
+    if (group) {
+        config.scope = KSM_SCOPE_GROUP;
+        config.group = strchr(group, '/') ? NULL : group;
+        config.group_socket = strchr(group, '/') ? group : NULL;
+        config.member = program_invocation_short_name;
+        R.group = true;
+    }
     config.max_cpu = setting("KSM_RUN_MAX_CPU", 10);
     R.engine = ksm_engine_new(&config, &error);
     if (!R.engine) {
@@ -217,7 +279,7 @@ static bool have_engine(void)
     }
     R.owner = getpid();
     /* after the engine's own handlers: the lock order is ours, then its */
-    pthread_atfork(before_fork, after_fork, after_fork);
+    pthread_atfork(before_fork, after_fork, after_fork_child);
     if (!sigaction(SIGUSR1, NULL, &old) && old.sa_handler == SIG_DFL) {
         sigaction(SIGUSR1, &action, NULL);
     }
@@ -264,9 +326,7 @@ static void range_add(char *start, size_t len)
         if (len < R.min || !have_engine()) {
             return;
         }
-        /* locked, shared, not writable: the engine says no */
-        range.region = ksm_region_add(R.engine, start, len, -1, NULL, NULL,
-                                      NULL);
+        range.region = region_new(start, len);
         if (!range.region) {
             return;
         }
@@ -283,10 +343,7 @@ static void range_add(char *start, size_t len)
 static void range_remove(size_t i, KsmRemove how)
 {
     if (R.ranges[i].region && !in_child()) {
-        while (ksm_region_remove(R.ranges[i].region, how)) {
-            /* out of memory to unmerge into: no other way to go on */
-            g_usleep(10000);
-        }
+        region_end(&R.ranges[i], how);
     }
     R.n--;
     memmove(&R.ranges[i], &R.ranges[i + 1], (R.n - i) * sizeof(Range));
@@ -389,7 +446,8 @@ int munmap(void *addr, size_t len)
     Rest rest;
     int result;
 
-    if (inside) {
+    /* what the kernel refuses is not forgotten: it stays mapped */
+    if (inside || (uintptr_t)addr % PAGE || !len) {
         return syscall(SYS_munmap, addr, len);
     }
     enter();
@@ -528,6 +586,9 @@ static int discard(char *addr, size_t len, int advice)
                 result = sys_mmap(addr, piece, PROT_READ | PROT_WRITE,
                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
                                   0) == MAP_FAILED ? -1 : 0;
+            } else if (!r->region) {
+                /* after a fork the engine did not take it back */
+                result = syscall(SYS_madvise, addr, piece, advice);
             } else {
                 result = advice == MADV_FREE
                     ? ksm_free_hint(r->region, addr - r->start, piece)

@@ -99,6 +99,29 @@ static void use_mappings(void)
     munmap(b, 2 * LEN);
 }
 
+/* Of half a page: no memory goes, though all that has its content is meant. */
+static void use_refused(void)
+{
+    char *p[2] = { map(), map() };
+
+    for (int i = 0; i < 2; i++) {
+        memmove(p[i], p[i] + 24, LEN - 24);
+    }
+    rest();
+    for (int i = 0; i < 2; i++) {
+        if (munmap(p[i] - 1, LEN + PAGE) == 0) {
+            printf("FAIL: munmap of half a page\n");
+            exit(1);
+        }
+    }
+    rest();
+    for (int i = 0; i < 2; i++) {
+        memmove(p[i] + 24, p[i], LEN - 24);
+        check(p[i], 24, LEN, "after a munmap that was refused");
+        munmap(p[i], LEN);
+    }
+}
+
 static void use_malloc(void)
 {
     char *p[8];
@@ -186,6 +209,8 @@ int main(int argc, char **argv)
     }
     use_all(NULL);
     pthread_join(thread, NULL);
+    use_refused();
+    use_fork();
     use_fork();
     /* two equal ones at the end, for the sum that is printed */
     fill(keep[0], LEN);

@@ -19,6 +19,8 @@ static const char usage[] =
     "Runs COMMAND; equal pages of its large allocations are merged.\n"
     "\n"
     "  --scope zero|vm   zero pages only, or all equal pages (default)\n"
+    "  --group NAME      equal pages of the group's processes are shared, by\n"
+    "                    the daemon ksm-poold; or a socket's path, with a '/'\n"
     "  --max-cpu N       percent of a core for that (default 10)\n"
     "  --min-size N      KiB an allocation must have (default 1024)\n"
     "  --help\n"
@@ -85,6 +87,7 @@ int main(int argc, char **argv)
 {
     static const struct option options[] = {
         { "scope", required_argument, NULL, 's' },
+        { "group", required_argument, NULL, 'g' },
         { "max-cpu", required_argument, NULL, 'c' },
         { "min-size", required_argument, NULL, 'm' },
         { "help", no_argument, NULL, 'h' },
@@ -95,6 +98,10 @@ int main(int argc, char **argv)
     while ((c = getopt_long(argc, argv, "+h", options, NULL)) != -1) {
         if (c == 's' && (!strcmp(optarg, "zero") || !strcmp(optarg, "vm"))) {
             setenv("KSM_RUN_SCOPE", optarg, 1);
+            unsetenv("KSM_RUN_GROUP");
+        } else if (c == 'g' && *optarg) {
+            setenv("KSM_RUN_SCOPE", "group", 1);
+            setenv("KSM_RUN_GROUP", optarg, 1);
         } else if (c == 'c' && number(optarg) >= 1 && number(optarg) <= 100) {
             setenv("KSM_RUN_MAX_CPU", optarg, 1);
         } else if (c == 'm' && number(optarg) >= 1) {
