@@ -12,10 +12,12 @@
 #include "hw/mem/ksm-balloon.h"
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm.h"
+#include "monitor/monitor.h"
 #include "qapi/error.h"
 #include "qapi/qapi-visit-qom.h"
 #include "qapi/visitor.h"
 #include "qemu/module.h"
+#include "qemu/sockets.h"
 #include "qom/object_interfaces.h"
 #include "system/hostmem.h"
 #include "system/system.h"
@@ -35,7 +37,7 @@ struct HostMemoryBackendKsm {
     /* see MemoryBackendKsmProperties in qapi/qom.json */
     KsmGuestConfig config;
     KsmGuestTuning tuning;
-    char *group;
+    char *group, *group_socket, *group_fd;
     bool merge_across_nodes;
     /* the first property set that needs the merging iothread */
     const char *needs_engine;
@@ -94,19 +96,40 @@ static bool ksm_backend_check_parent(HostMemoryBackend *backend, Error **errp)
     return true;
 }
 
+/* Its name is part of a path. */
+static bool ksm_backend_group_is_valid(const char *name)
+{
+    for (const char *c = name; *c; c++) {
+        if (!g_ascii_isalnum(*c) && !strchr("._-", *c)) {
+            return false;
+        }
+    }
+    return *name != '.' && strlen(name) <= 64;
+}
+
 static bool ksm_backend_check(HostMemoryBackendKsm *ksm, Error **errp)
 {
     ERRP_GUARD();
     const char *scope = MemoryKsmScope_str(ksm->config.scope);
 
-    if (ksm->group && ksm->config.scope != MEMORY_KSM_SCOPE_GROUP) {
-        error_setg(errp, "property 'group' needs scope=group, not scope=%s",
-                   scope);
+    const char *of_group = ksm->group ? "group" :
+                           ksm->group_socket ? "group-socket" :
+                           ksm->group_fd ? "group-fd" : NULL;
+
+    if (of_group && ksm->config.scope != MEMORY_KSM_SCOPE_GROUP) {
+        error_setg(errp, "property '%s' needs scope=group, not scope=%s",
+                   of_group, scope);
         return false;
     }
     if (!ksm->group && ksm->config.scope == MEMORY_KSM_SCOPE_GROUP) {
         error_setg(errp, "scope=group needs the property 'group', the name "
                    "of the group");
+        return false;
+    }
+    if (ksm->group && !ksm_backend_group_is_valid(ksm->group)) {
+        error_setg(errp, "property 'group' is a name of up to 64 letters, "
+                   "digits, '.', '_' and '-', without '.' in front, not '%s'",
+                   ksm->group);
         return false;
     }
     if (!ksm_guest_check(&ksm->config, errp)) {
@@ -147,12 +170,31 @@ static int ksm_backend_node(const HostMemoryBackendKsm *ksm)
     return find_first_bit(backend->host_nodes, MAX_NODES);
 }
 
+/* -1 with @errp set. */
+static int ksm_backend_take_fd(const char *name, Error **errp)
+{
+    int fd = monitor_fd_param(monitor_cur(), name, errp);
+
+    if (fd < 0) {
+        return -1;
+    }
+    if (!fd_is_socket(fd)) {
+        error_setg(errp, "property 'group-fd' must be a connected socket, "
+                   "which '%s' is not", name);
+        return -1;
+    }
+    qemu_set_cloexec(fd);
+    return fd;
+}
+
 static void ksm_backend_complete(UserCreatable *uc, Error **errp)
 {
     ERRP_GUARD();
     HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(uc);
     HostMemoryBackend *backend = MEMORY_BACKEND(uc);
 
+    ksm->config.group = ksm->group;
+    ksm->config.group_socket = ksm->group_socket;
     if (!ksm_backend_check_parent(backend, errp) ||
         !ksm_backend_check(ksm, errp)) {
         return;
@@ -161,6 +203,9 @@ static void ksm_backend_complete(UserCreatable *uc, Error **errp)
     backend->merge = false;
     MEMORY_BACKEND_KSM_GET_CLASS(uc)->parent_complete(uc, errp);
     backend->merge = true;
+    if (!*errp && ksm->group_fd) {
+        ksm->config.group_fd = ksm_backend_take_fd(ksm->group_fd, errp);
+    }
     if (!*errp) {
         ksm->config.node = ksm_backend_node(ksm);
         ksm->config.dump = backend->dump;
@@ -275,6 +320,38 @@ static void ksm_backend_set_group(Object *obj, const char *value,
     }
     g_free(ksm->group);
     ksm->group = g_strdup(value);
+}
+
+static char *ksm_backend_get_group_socket(Object *obj, Error **errp)
+{
+    return g_strdup(MEMORY_BACKEND_KSM(obj)->group_socket);
+}
+
+static void ksm_backend_set_group_socket(Object *obj, const char *value,
+                                         Error **errp)
+{
+    HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(obj);
+
+    if (ksm_backend_may_set(ksm, "group-socket", errp)) {
+        g_free(ksm->group_socket);
+        ksm->group_socket = g_strdup(value);
+    }
+}
+
+static char *ksm_backend_get_group_fd(Object *obj, Error **errp)
+{
+    return g_strdup(MEMORY_BACKEND_KSM(obj)->group_fd);
+}
+
+static void ksm_backend_set_group_fd(Object *obj, const char *value,
+                                     Error **errp)
+{
+    HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(obj);
+
+    if (ksm_backend_may_set(ksm, "group-fd", errp)) {
+        g_free(ksm->group_fd);
+        ksm->group_fd = g_strdup(value);
+    }
 }
 
 static void ksm_backend_check_iothread(const Object *obj, const char *name,
@@ -416,6 +493,7 @@ static void ksm_backend_init(Object *obj)
     HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(obj);
 
     ksm->config.scope = MEMORY_KSM_SCOPE_HOST;
+    ksm->config.group_fd = -1;
     ksm->tuning = (KsmGuestTuning) {
         .run = true,
         .smart_scan = true,
@@ -430,6 +508,8 @@ static void ksm_backend_finalize(Object *obj)
     g_clear_pointer(&ksm->balloon, ksm_balloon_free);
     g_clear_pointer(&ksm->guest, ksm_guest_free);
     g_free(ksm->group);
+    g_free(ksm->group_socket);
+    g_free(ksm->group_fd);
 }
 
 static void ksm_backend_add_policy(ObjectClass *oc)
@@ -444,6 +524,15 @@ static void ksm_backend_add_policy(ObjectClass *oc)
                                   ksm_backend_set_group);
     object_class_property_set_description(oc, "group",
         "Name of the group, for scope=group");
+    object_class_property_add_str(oc, "group-socket",
+                                  ksm_backend_get_group_socket,
+                                  ksm_backend_set_group_socket);
+    object_class_property_set_description(oc, "group-socket",
+        "Path of the group's socket (default: /run/ksm-pool/GROUP.sock)");
+    object_class_property_add_str(oc, "group-fd", ksm_backend_get_group_fd,
+                                  ksm_backend_set_group_fd);
+    object_class_property_set_description(oc, "group-fd",
+        "A connection to the group's daemon: a descriptor, or its name");
     object_class_property_add_bool(oc, "merge-across-nodes",
                                    ksm_backend_get_merge_across_nodes,
                                    ksm_backend_set_merge_across_nodes);

@@ -134,6 +134,7 @@ KsmGuestRam ksm_guest_ram(const KsmGuest *guest)
     return (KsmGuestRam) {
         .id = guest->id,
         .scope = guest->config.scope,
+        .group = guest->config.group,
         .block = guest->block,
         .host = guest->host,
         .size = guest->size,
@@ -146,6 +147,8 @@ static KsmRunnerKey runner_key(const KsmGuestConfig *config)
 {
     return (KsmRunnerKey) {
         .scope = ksm_schema_scope(config->scope),
+        .group = config->group,
+        .group_socket = config->group_socket,
         .dirty = ksm_schema_dirty(config->dirty_tracking),
         .free_policy = ksm_schema_free_policy(config->free_policy),
         .iothread = config->iothread,
@@ -181,11 +184,8 @@ bool ksm_guest_check(const KsmGuestConfig *config, Error **errp)
         return ksm_host_check(errp);
     case MEMORY_KSM_SCOPE_ZERO:
     case MEMORY_KSM_SCOPE_VM:
-        return engine_check(config, errp);
     case MEMORY_KSM_SCOPE_GROUP:
-        error_setg(errp, "scope=%s is not available in this build",
-                   MemoryKsmScope_str(config->scope));
-        return false;
+        return engine_check(config, errp);
     case MEMORY_KSM_SCOPE__MAX:
         break;
     }
@@ -283,6 +283,10 @@ static void guest_attach(KsmGuest *guest)
     guest->cpus_inhibit = ksm_inhibited_by_cpus();
     /* devices are there by now, and nothing is merged before */
     ksm_runner_share_vmas(guest->runner);
+    if (guest->config.scope == MEMORY_KSM_SCOPE_GROUP) {
+        /* as for all RAM, but under qtest */
+        qemu_madvise(guest->host, guest->size, QEMU_MADV_DONTFORK);
+    }
     WITH_QEMU_LOCK_GUARD(&guest->lock) {
         guest->region = ksm_region_add(ksm_runner_engine(guest->runner),
                                        guest->host, guest->size,
@@ -335,7 +339,7 @@ static MemoryKsmState guest_state(const KsmGuest *guest,
     if (!guest->run) {
         return MEMORY_KSM_STATE_OFF;
     }
-    if (info->inhibited || !info->has_stats) {
+    if (info->inhibited || !info->has_stats || info->group_gone) {
         return MEMORY_KSM_STATE_INHIBITED;
     }
     /* the engine may not have noticed yet that it may go on */
@@ -355,6 +359,11 @@ void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info)
     if (guest->region) {
         ksm_region_get_stats(guest->region, &info->region);
         ksm_engine_get_stats(ksm_runner_engine(guest->runner), &info->engine);
+        info->has_group = ksm_engine_get_group(
+            ksm_runner_engine(guest->runner), &info->group);
+        info->group_gone = info->has_group && !info->group.connected ?
+                           ksm_reason_text(info->group.why) : NULL;
+        info->group_why = info->group.why;
     } else if (!info->failure && !info->inhibited) {
         info->inhibited = "the guest has not run yet";
     }
@@ -372,7 +381,8 @@ static void guest_tell(KsmGuest *guest)
                         info.inhibited ?: "");
         qapi_event_send_memory_ksm_state_change(guest->id, info.state,
                                                 info.failure ?:
-                                                info.inhibited);
+                                                info.inhibited ?:
+                                                info.group_gone);
     }
 }
 
@@ -704,7 +714,8 @@ static void guest_init_ours(KsmGuest *guest)
     if (key.dirty == KSM_DIRTY_LOG) {
         guest->log = ksm_log_new(guest->block);
     }
-    guest->runner = ksm_runner_get(&key, &err);
+    guest->runner = ksm_runner_get(&key, guest->config.group_fd, &err);
+    guest->config.group_fd = -1;
     if (!guest->runner) {
         guest->failure = g_strdup(error_get_pretty(err));
         warn_reportf_err(err, "the memory of %s will not be merged: ",

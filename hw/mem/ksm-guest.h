@@ -23,6 +23,7 @@ KsmGuest *ksm_guest_find(const char *id);
 typedef struct KsmGuestRam {
     const char *id;             /* of the backend */
     MemoryKsmScope scope;
+    const char *group;          /* its name, or NULL */
     RAMBlock *block;            /* NULL once it is gone */
     uint8_t *host;
     size_t size;
@@ -40,11 +41,15 @@ typedef struct KsmGuestInfo {
     bool has_stats;             /* of this RAM and its engine, if it was */
     KsmStats region;
     KsmStats engine;
+    bool has_group;
+    KsmGroupStats group;
+    const char *group_gone;     /* why nothing is shared with it, or NULL */
+    KsmReason group_why;        /* the same for programs */
     bool has_log;
     uint64_t log_time;          /* ns of CPU that QEMU's dirty log took */
 } KsmGuestInfo;
 
-/* The RAM is merged by libksm: scopes zero and vm. */
+/* The RAM is merged by libksm: not scope=host. */
 bool ksm_guest_is_ours(const KsmGuest *guest);
 
 void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info);

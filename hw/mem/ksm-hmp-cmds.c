@@ -123,6 +123,17 @@ static void print_engine(Monitor *mon, MemoryKsmBackendStats *b)
     }
 }
 
+static void print_group(Monitor *mon, MemoryKsmGroupStats *group)
+{
+    monitor_printf(mon, LABEL "%s%s\n", "group", group->name,
+                   group->connected ? "" : " (no daemon)");
+    PRINT(count, mon, "group members", group, members);
+    PRINT(size, mon, "group's pool", group, pool_bytes);
+    PRINT(size, mon, "group's limit", group, pool_limit);
+    PRINT(pages, mon, "pool pages used", group, held);
+    PRINT(pages, mon, "saved with others", group, saved);
+}
+
 static void print_backend(Monitor *mon, MemoryKsmBackendStats *b)
 {
     monitor_printf(mon, "%s (scope=%s):\n", b->id,
@@ -137,6 +148,9 @@ static void print_backend(Monitor *mon, MemoryKsmBackendStats *b)
     PRINT(pages, mon, "freed at once", b, free_eager);
     PRINT(pages, mon, "freed after all", b, free_decayed);
     print_engine(mon, b);
+    if (b->group) {
+        print_group(mon, b->group);
+    }
 }
 
 void hmp_info_ksm(Monitor *mon, const QDict *qdict)

@@ -15,6 +15,7 @@
 #include "qemu/cutils.h"
 #include "qemu/main-loop.h"
 #include "qemu/timer.h"
+#include "system/system.h"
 #include "ksm-log.h"
 #include "ksm-runner.h"
 #include "ksm-vmas.h"
@@ -88,7 +89,8 @@ static void runner_step(void *opaque)
     }
 }
 
-static KsmRunner *runner_new(const KsmRunnerKey *key, Error **errp)
+static KsmRunner *runner_new(const KsmRunnerKey *key, int group_fd,
+                             Error **errp)
 {
     g_autoptr(GError) error = NULL;
     IOThread *iothread = key->iothread ?: internal_iothread;
@@ -99,11 +101,18 @@ static KsmRunner *runner_new(const KsmRunnerKey *key, Error **errp)
     if (!iothread) {
         iothread = internal_iothread = iothread_create("ksm", errp);
         if (!iothread) {
+            if (group_fd >= 0) {
+                close(group_fd);
+            }
             return NULL;
         }
     }
     ksm_config_init(&config);
     config.scope = key->scope;
+    config.group = key->group;
+    config.group_socket = key->group_socket;
+    config.group_fd = group_fd;
+    config.member = qemu_get_vm_name();
     config.dirty = key->dirty;
     config.free_policy = key->free_policy;
     engine = ksm_engine_new(&config, &error);
@@ -115,6 +124,8 @@ static KsmRunner *runner_new(const KsmRunnerKey *key, Error **errp)
     ksm_engine_set_run(engine, true);
     runner = g_new0(KsmRunner, 1);
     runner->key = *key;
+    runner->key.group = g_strdup(key->group);
+    runner->key.group_socket = g_strdup(key->group_socket);
     runner->engine = engine;
     runner->ctx = iothread_get_aio_context(iothread);
     if (key->iothread) {
@@ -135,26 +146,33 @@ bool ksm_runner_check(const KsmRunnerKey *key, Error **errp)
     const KsmRunnerKey *other = current ? &current->key : key;
     const char *property =
         key->scope != other->scope ? "scope" :
+        g_strcmp0(key->group, other->group) ? "group" :
+        g_strcmp0(key->group_socket, other->group_socket) ? "group-socket" :
         key->dirty != other->dirty ? "dirty-tracking" :
         key->free_policy != other->free_policy ? "free-policy" :
         key->iothread != other->iothread ? "iothread" : NULL;
 
     if (property) {
         error_setg(errp, "property '%s' must be the same for all objects "
-                   "memory-backend-ksm with scope=zero or scope=vm",
+                   "memory-backend-ksm that QEMU merges itself",
                    property);
         return false;
     }
     return true;
 }
 
-KsmRunner *ksm_runner_get(const KsmRunnerKey *key, Error **errp)
+KsmRunner *ksm_runner_get(const KsmRunnerKey *key, int group_fd,
+                          Error **errp)
 {
-    if (!ksm_runner_check(key, errp)) {
-        return NULL;
+    bool fits = ksm_runner_check(key, errp);
+
+    if (fits && !current) {
+        current = runner_new(key, group_fd, errp);
+    } else if (group_fd >= 0) {
+        close(group_fd);
     }
-    if (!current) {
-        current = runner_new(key, errp);
+    if (!fits) {
+        return NULL;
     }
     if (current) {
         current->users++;
@@ -173,6 +191,8 @@ static void runner_reclaim(void *opaque)
     if (runner->key.iothread) {
         object_unref(OBJECT(runner->key.iothread));
     }
+    g_free((char *)runner->key.group);
+    g_free((char *)runner->key.group_socket);
     g_free(runner);
 }
 

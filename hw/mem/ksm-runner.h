@@ -20,6 +20,7 @@ typedef struct KsmRunner KsmRunner;
  */
 typedef struct KsmRunnerKey {
     KsmScope scope;
+    const char *group, *group_socket;   /* scope=group; or NULL */
     KsmDirtySource dirty;
     KsmFreePolicy free_policy;
     IOThread *iothread;         /* NULL: the internal one */
@@ -30,9 +31,11 @@ bool ksm_runner_check(const KsmRunnerKey *key, Error **errp);
 
 /*
  * Takes a user of the engine with that key, made if there is none.  NULL with
- * @errp set if there can be none.
+ * @errp set if there can be none.  @group_fd: a connection to the group's daemon
+ * that an engine to be made takes over, or -1; if there is one it is closed.
  */
-KsmRunner *ksm_runner_get(const KsmRunnerKey *key, Error **errp);
+KsmRunner *ksm_runner_get(const KsmRunnerKey *key, int group_fd,
+                          Error **errp);
 void ksm_runner_put(KsmRunner *runner);
 
 KsmEngine *ksm_runner_engine(KsmRunner *runner);

@@ -30,6 +30,7 @@ KsmScope ksm_schema_scope(MemoryKsmScope scope)
     case MEMORY_KSM_SCOPE_VM:
         return KSM_SCOPE_VM;
     case MEMORY_KSM_SCOPE_GROUP:
+        return KSM_SCOPE_GROUP;
     case MEMORY_KSM_SCOPE_HOST:
     case MEMORY_KSM_SCOPE__MAX:
         break;
@@ -111,6 +112,12 @@ MemoryKsmReasonKind ksm_schema_reason(KsmReason reason)
         return MEMORY_KSM_REASON_KIND_COW_BROKEN;
     case KSM_REASON_FREED:
         return MEMORY_KSM_REASON_KIND_FREED;
+    case KSM_REASON_NO_DAEMON:
+        return MEMORY_KSM_REASON_KIND_NO_DAEMON;
+    case KSM_REASON_REFUSED_BY_DAEMON:
+        return MEMORY_KSM_REASON_KIND_REFUSED_BY_DAEMON;
+    case KSM_REASON_GROUP_FULL:
+        return MEMORY_KSM_REASON_KIND_GROUP_FULL;
     case KSM_REASON_MAX:
         break;
     }

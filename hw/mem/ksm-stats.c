@@ -278,6 +278,33 @@ static void engine_backend_saved(const KsmGuestInfo *info,
     stats->has_profit = true;
     stats->profit = (int64_t)(stats->pages_sharing + region->zero_pages) *
                     KSM_PAGE_SIZE - stats->metadata - stats->page_tables;
+    if (users) {
+        stats->profit += (double)engine->group_saved * stats->pages_merged /
+                         users * KSM_PAGE_SIZE;
+    }
+}
+
+static MemoryKsmGroupStats *engine_group(const KsmGuestInfo *info,
+                                         const char *name)
+{
+    MemoryKsmGroupStats *group = g_new0(MemoryKsmGroupStats, 1);
+    const KsmGroupStats *told = &info->group;
+
+    group->name = g_strdup(name);
+    group->connected = told->connected;
+    group->generation = told->generation;
+    if (told->members) {
+        group->has_members = group->has_held = group->has_share = true;
+        group->has_pool_bytes = group->has_pool_limit = true;
+        group->has_saved = true;
+        group->members = told->members;
+        group->pool_bytes = told->pool_bytes;
+        group->pool_limit = told->pool_limit;
+        group->held = told->held;
+        group->share = told->share;
+        group->saved = told->held - MIN(told->share, told->held);
+    }
+    return group;
 }
 
 static void engine_backend_counts(const KsmGuestInfo *info,
@@ -326,9 +353,16 @@ static void engine_backend_stats(KsmGuest *guest, const KsmGuestRam *ram,
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_REFUSED,
                    info.failure);
     }
+    if (info.group_gone) {
+        reason_add(&stats->reasons, ksm_schema_reason(info.group_why),
+                   info.group_gone);
+    }
     engine_backend_reasons(&info, stats);
     if (info.has_stats) {
         engine_backend_counts(&info, stats);
+    }
+    if (info.has_group) {
+        stats->group = engine_group(&info, ram->group);
     }
 }
 

@@ -60,8 +60,16 @@ static const Refusal refusals[] = {
     { "group-empty", OBJECT ",scope=group,group=", "must not be empty" },
     { "group-alone", OBJECT ",group=a",
       "property 'group' needs scope=group, not scope=host" },
-    { "group", OBJECT ",scope=group,group=a",
-      "scope=group is not available in this build" },
+    { "group-path", OBJECT ",scope=group,group=../a",
+      "property 'group' is a name of up to 64 letters" },
+    { "group-hidden", OBJECT ",scope=group,group=.a",
+      "property 'group' is a name of up to 64 letters" },
+    { "group-socket-alone", OBJECT ",scope=vm,group-socket=/x",
+      "property 'group-socket' needs scope=group, not scope=vm" },
+    { "group-fd-alone", OBJECT ",scope=zero,group-fd=0",
+      "property 'group-fd' needs scope=group, not scope=zero" },
+    { "group-fd-none", OBJECT ",scope=group,group=a,group-fd=nobody",
+      "nobody" },
     { "max-cpu-0", OBJECT ",max-cpu=0", "must be 1 to 100" },
     { "max-cpu-101", OBJECT ",max-cpu=101", "must be 1 to 100" },
     { "max-cpu-1000", OBJECT ",max-cpu=1000", "expects uint8_t" },
@@ -236,9 +244,9 @@ static void test_help(void)
         g_strdup_printf("%s -object memory-backend-ksm,help",
                         getenv("QTEST_QEMU_BINARY"));
     static const char *const names[] = {
-        "scope", "group", "iothread", "max-cpu", "target-scan-time",
-        "dirty-tracking", "smart-scan", "free-policy", "merge-across-nodes",
-        "run", "policy", "prealloc",
+        "scope", "group", "group-socket", "group-fd", "iothread", "max-cpu",
+        "target-scan-time", "dirty-tracking", "smart-scan", "free-policy",
+        "merge-across-nodes", "run", "policy", "prealloc",
     };
 
     g_assert_true(g_spawn_command_line_sync(command, &out, NULL, NULL, NULL));

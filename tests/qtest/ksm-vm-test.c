@@ -653,6 +653,25 @@ static void test_disagree(const void *opaque)
     g_assert_nonnull(strstr(run->err, properties[1]));
 }
 
+/* Nobody serves the group: the guest runs, and says why nothing is merged. */
+static void test_group(const void *opaque)
+{
+    const char *const *properties = opaque;
+    g_autofree char *args = g_strdup_printf(
+        "-object memory-backend-ksm,id=a,size=4M,scope=group,group=g,"
+        "group-socket=/no/where "
+        "-object memory-backend-ksm,id=b,size=4M,scope=group,%s",
+        properties[0]);
+    g_autoptr(KsmRun) run = NULL;
+
+    if (!can_run()) {
+        return;
+    }
+    run = ksm_run(args, NULL);
+    g_test_message("%s", run->err);
+    g_assert_nonnull(strstr(run->err, properties[1]));
+}
+
 static void test_event(void)
 {
     QTestState *qts;
@@ -682,6 +701,17 @@ static const char *const disagree[][2] = {
     { "scope=vm,iothread=io", "property 'iothread' must be the same" },
     { "scope=host", KSM_RUN_STARTED },
     { "scope=vm,max-cpu=1,smart-scan=off,run=off", KSM_RUN_STARTED },
+};
+
+static const char *const groups[][2] = {
+    { "group=g,group-socket=/no/where", KSM_RUN_STARTED },
+    { "group=h,group-socket=/no/where",
+      "property 'group' must be the same" },
+    { "group=g", "property 'group-socket' must be the same" },
+    { "group=g,group-socket=/no/where,group-fd=9999",
+      "property 'group-fd' must be a connected socket" },
+    { "group=g,group-socket=/no/where,group-fd=0",
+      "property 'group-fd' must be a connected socket" },
 };
 
 int main(int argc, char **argv)
@@ -714,6 +744,11 @@ int main(int argc, char **argv)
                                                 disagree[i][0]);
 
         qtest_add_data_func(path, disagree[i], test_disagree);
+    }
+    for (int i = 0; i < ARRAY_SIZE(groups); i++) {
+        g_autofree char *path = g_strdup_printf("ksm-vm/group/%d", i);
+
+        qtest_add_data_func(path, groups[i], test_group);
     }
     return g_test_run();
 }

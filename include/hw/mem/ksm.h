@@ -24,6 +24,9 @@ typedef struct KsmGuest KsmGuest;
 /* Fixed properties of the RAM. */
 typedef struct KsmGuestConfig {
     MemoryKsmScope scope;
+    /* scope=group: see KsmConfig; the descriptor is the guest's */
+    const char *group, *group_socket;
+    int group_fd;
     MemoryKsmDirtyTracking dirty_tracking;
     MemoryKsmFreePolicy free_policy;
     IOThread *iothread;         /* NULL: the internal one */
