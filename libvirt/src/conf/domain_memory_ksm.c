@@ -134,6 +134,16 @@ virDomainMemoryKsmFormat(virBuffer *buf,
 }
 
 
+/* As QEMU has it: the name is part of a path. */
+static bool
+virDomainMemoryKsmGroupIsValid(const char *name)
+{
+    return *name && *name != '.' && strlen(name) <= 64 &&
+           strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+                        "0123456789._-") == strlen(name);
+}
+
+
 int
 virDomainMemoryKsmValidate(const virDomainDef *def)
 {
@@ -159,6 +169,14 @@ virDomainMemoryKsmValidate(const virDomainDef *def)
         virReportError(VIR_ERR_CONFIG_UNSUPPORTED, "%s",
                        _("the attribute 'group' of memoryBacking/ksm needs "
                          "scope='group'"));
+        return -1;
+    }
+    if (ksm->group && !virDomainMemoryKsmGroupIsValid(ksm->group)) {
+        virReportError(VIR_ERR_CONFIG_UNSUPPORTED,
+                       _("the attribute 'group' of memoryBacking/ksm is '%s', "
+                         "but must be a name of up to 64 letters, digits, "
+                         "'.', '_' and '-', without '.' in front"),
+                       ksm->group);
         return -1;
     }
     if (ksm->max_cpu > 100) {

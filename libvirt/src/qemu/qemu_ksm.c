@@ -6,15 +6,25 @@
 
 #include <config.h>
 
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
 #include "qemu_ksm.h"
 #include "qemu_domain.h"
 #include "qemu_monitor.h"
+#include "qemu_security.h"
 #include "virerror.h"
+#include "virfile.h"
 #include "virlog.h"
+#include "virstring.h"
 
 #define VIR_FROM_THIS VIR_FROM_QEMU
 
 VIR_LOG_INIT("qemu.qemu_ksm");
+
+/* where QEMU itself looks for the daemon of a group */
+#define QEMU_KSM_GROUP_SOCKET "/run/ksm-pool/%s.sock"
 
 /* libvirt 11.2 made these functions return nothing */
 #if LIBVIR_VERSION_NUMBER < 11002000
@@ -40,6 +50,18 @@ qemuKsmRefuseShared(const char *whose)
 {
     return qemuKsmRefuse(whose, _("only private memory can be merged; "
                                   "remove access mode 'shared'"));
+}
+
+
+/* NULL: the domain is in no group */
+static const char *
+qemuKsmGroup(const virDomainDef *def)
+{
+    if (def->mem.source != VIR_DOMAIN_MEMORY_SOURCE_KSM ||
+        !def->mem.ksm) {
+        return NULL;
+    }
+    return def->mem.ksm->group;
 }
 
 
@@ -84,6 +106,15 @@ qemuKsmValidateDomain(const virDomainDef *def,
                          "memory-backend-ksm, which this one has not"));
         return -1;
     }
+    if (qemuKsmGroup(def) &&
+        !virQEMUCapsGet(qemuCaps, QEMU_CAPS_OBJECT_MEMORY_KSM_GROUP)) {
+        virReportError(VIR_ERR_CONFIG_UNSUPPORTED, "%s",
+                       _("scope='group' of memoryBacking/ksm needs a QEMU "
+                         "whose memory-backend-ksm has 'group-fd', which "
+                         "this one's has not; use another scope or a newer "
+                         "QEMU"));
+        return -1;
+    }
     if (virDomainNumaGetNodeCount(def->numa) == 0 &&
         !virQEMUCapsGetMachineDefaultRAMid(qemuCaps, def->virtType,
                                            def->os.machine)) {
@@ -116,8 +147,78 @@ qemuKsmValidateDomain(const virDomainDef *def,
 }
 
 
+static int
+qemuKsmOpenGroup(const char *path)
+{
+    struct sockaddr_un addr = { .sun_family = AF_UNIX };
+    VIR_AUTOCLOSE fd = -1;
+    int ret;
+
+    if (virStrcpyStatic(addr.sun_path, path) < 0) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    /* a daemon that does not accept must not stop the domain's start */
+    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 ||
+        connect(fd, (struct sockaddr *)&addr, sizeof(addr)) < 0) {
+        return -1;
+    }
+    ret = fd;
+    fd = -1;
+    return ret;
+}
+
+
+int
+qemuKsmPrepareHost(virDomainObj *vm)
+{
+    qemuDomainObjPrivate *priv = vm->privateData;
+    const char *group = qemuKsmGroup(vm->def);
+    g_autofree char *path = NULL;
+    VIR_AUTOCLOSE fd = -1;
+    int error;
+
+    if (!group) {
+        return 0;
+    }
+    path = g_strdup_printf(QEMU_KSM_GROUP_SOCKET, group);
+
+    if (qemuSecuritySetSocketLabel(priv->driver->securityManager,
+                                   vm->def) < 0) {
+        return -1;
+    }
+    fd = qemuKsmOpenGroup(path);
+    error = errno;
+    if (qemuSecurityClearSocketLabel(priv->driver->securityManager,
+                                     vm->def) < 0) {
+        return -1;
+    }
+
+    g_clear_pointer(&priv->ksmGroup, qemuFDPassDirectFree);
+    if (fd < 0) {
+        VIR_WARN("domain '%s' starts without the daemon of its group '%s': "
+                 "cannot connect to %s: %s; is ksm-poold@%s.socket started? "
+                 "QEMU goes on trying, if it may",
+                 vm->def->name, group, path, g_strerror(error), group);
+        return 0;
+    }
+    priv->ksmGroup = qemuFDPassDirectNew("ksm-group", &fd);
+    return 0;
+}
+
+
+void
+qemuKsmPassGroup(virCommand *cmd,
+                 qemuDomainObjPrivate *priv)
+{
+    qemuFDPassDirectTransferCommand(priv->ksmGroup, cmd);
+}
+
+
 int
 qemuKsmBackendProps(virJSONValue **props,
+                    qemuDomainObjPrivate *priv,
                     const virDomainDef *def,
                     const char *alias,
                     bool hugepages,
@@ -127,6 +228,7 @@ qemuKsmBackendProps(virJSONValue **props,
     const char *scope = NULL;
     const char *freePolicy = NULL;
     const char *dirtyTracking = NULL;
+    g_autoptr(qemuFDPassDirect) group = NULL;
 
     /* what is plugged in later has not been through qemuKsmValidateDomain */
     if (hugepages) {
@@ -152,9 +254,12 @@ qemuKsmBackendProps(virJSONValue **props,
         dirtyTracking =
             virDomainMemoryKsmDirtyTrackingTypeToString(ksm->dirty_tracking);
     }
+    /* one connection for all objects: the first has it, the others share it */
+    group = g_steal_pointer(&priv->ksmGroup);
     return virJSONValueObjectAdd(props,
                                  "S:scope", scope,
                                  "S:group", ksm->group,
+                                 "S:group-fd", qemuFDPassDirectGetPath(group),
                                  "p:max-cpu", ksm->max_cpu,
                                  "p:target-scan-time", ksm->target_scan_time,
                                  "S:free-policy", freePolicy,
@@ -308,6 +413,41 @@ qemuKsmAddBackend(virTypedParamList *params,
 }
 
 
+/* one for all of the process: the first backend's is everybody's */
+static void
+qemuKsmAddGroup(virTypedParamList *params,
+                virJSONValue *backend)
+{
+    static const char *const counts[] = {
+        "generation", "members", "pool-bytes", "pool-limit", "held", "share",
+        "saved",
+    };
+    const char *prefix = "memory.ksm.group";
+    virJSONValue *group = virJSONValueObjectGetObject(backend, "group");
+    unsigned long long count;
+    bool connected;
+    size_t i;
+
+    if (!group) {
+        return;
+    }
+    qemuKsmAddString(params, prefix, "name",
+                     virJSONValueObjectGetString(group, "name"));
+    if (virJSONValueObjectGetBoolean(group, "connected", &connected) == 0) {
+        QEMU_KSM_ADD(virTypedParamListAddBoolean(params, connected,
+                                                 "%s.connected", prefix));
+    }
+    for (i = 0; i < G_N_ELEMENTS(counts); i++) {
+        g_autofree char *name = qemuKsmStatName(prefix, counts[i]);
+
+        if (virJSONValueObjectGetNumberUlong(group, counts[i], &count) == 0) {
+            QEMU_KSM_ADD(virTypedParamListAddULLong(params, count,
+                                                    "%s", name));
+        }
+    }
+}
+
+
 static void
 qemuKsmAddTotals(virTypedParamList *params,
                  virJSONValue *backends)
@@ -415,6 +555,7 @@ qemuKsmGetStats(virDomainObj *vm,
     }
 
     qemuKsmAddTotals(params, backends);
+    qemuKsmAddGroup(params, virJSONValueArrayGet(backends, 0));
     qemuKsmAddProcess(params, virJSONValueObjectGetObject(stats, "process"));
     QEMU_KSM_ADD(virTypedParamListAddUInt(params, n,
                                           "memory.ksm.backend.count"));

@@ -2,7 +2,8 @@
  * qemu_ksm.h: guest memory on QEMU's memory-backend-ksm
  *
  * What the QEMU driver needs beyond the XML (domain_memory_ksm.h): whether
- * a domain can be merged, the object's properties, its statistics.
+ * a domain can be merged, the daemon of its group, the object's properties, its
+ * statistics.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -12,6 +13,8 @@
 
 #include "domain_conf.h"
 #include "qemu_capabilities.h"
+#include "qemu_domain.h"
+#include "vircommand.h"
 #include "virjson.h"
 #include "virtypedparam.h"
 
@@ -19,10 +22,22 @@
 int qemuKsmValidateDomain(const virDomainDef *def, virQEMUCaps *qemuCaps);
 
 /*
- * Adds the object's own properties to @props; @alias, @hugepages and @access
- * are those of the cell or device the memory is for.
+ * Connects to the daemon of the domain's group, if it has one: QEMU itself may
+ * not have the right to.  Without a daemon the domain starts all the same.
+ */
+int qemuKsmPrepareHost(virDomainObj *vm);
+
+/* Gives that connection to @cmd; before the first qemuKsmBackendProps(). */
+void qemuKsmPassGroup(virCommand *cmd,
+                      qemuDomainObjPrivate *priv);
+
+/*
+ * Adds the object's own properties to @props, the connection among them when it
+ * is the first; @alias, @hugepages and @access are those of the cell or device
+ * the memory is for.
  */
 int qemuKsmBackendProps(virJSONValue **props,
+                        qemuDomainObjPrivate *priv,
                         const virDomainDef *def,
                         const char *alias,
                         bool hugepages,

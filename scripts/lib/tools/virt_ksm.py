@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import grp
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +45,9 @@ QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 NOTE = "urn:qemu-ksm:virt-ksm:1"
 BACKEND = "memory-backend-ksm"
 OBJECT_ID = "ksm0"
+#: Where QEMU looks for the daemon of a group, and what it takes for a name.
+POOLS = Path("/run/ksm-pool")
+GROUP_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 WRAPPER_DIR = Path("/usr/local/libexec/qemu-ksm")
 
 #: What may be given for the object, and how the native <ksm/> calls it.
@@ -177,6 +182,30 @@ def warnings_for(root: Element, method: str) -> list[str]:
         )
         found.append("after a change of <memory>, run 'virt-ksm enable' again")
     return found
+
+
+def group_warnings(group: str, method: str) -> list[str]:
+    """Is there a daemon on this host, and can the domain's QEMU connect?"""
+    path = POOLS / f"{group}.sock"
+    if not path.exists():
+        return [
+            f"group {group} has no daemon here ({path} is absent): systemctl "
+            f"enable --now ksm-poold@{group}.socket; until then only zero pages "
+            "are merged"
+        ]
+    if method == "native":
+        return []
+    status = path.stat()
+    if status.st_mode & 0o002:
+        return []
+    try:
+        group_of_socket = grp.getgrgid(status.st_gid).gr_name
+    except KeyError:
+        group_of_socket = str(status.st_gid)
+    return [
+        f"the domain's QEMU connects to {path} itself: its user must be in the "
+        f"socket's group, {group_of_socket} (SocketGroup= of its unit)"
+    ]
 
 
 def host_warnings(tunables: dict[str, Any]) -> list[str]:
@@ -406,6 +435,8 @@ def enable(connection: Any, root: Element, args: argparse.Namespace) -> str:
     if args.local:
         args.host_warnings += check_emulator(emulator.text, tunables)
     note.method = choose_method(connection, root, args.method)
+    if args.local and tunables.get("group"):
+        args.host_warnings += group_warnings(tunables["group"], note.method)
     if note.method == "native":
         make_native(root, note, tunables)
     elif note.method == "commandline":
@@ -567,8 +598,14 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     values = vars(args)
     args.tunables = {name: values.get(name.replace("-", "_")) for name in TUNABLES}
-    if (args.tunables["scope"] == "group") != bool(args.tunables["group"]):
+    group = args.tunables["group"]
+    if (args.tunables["scope"] == "group") != bool(group):
         parser.error("--scope group and --group NAME go together")
+    if group and not GROUP_NAME.fullmatch(group):
+        parser.error(
+            f"--group must be a name of up to 64 letters, digits, '.', '_' and "
+            f"'-', without '.' in front, not '{group}'"
+        )
     if args.tunables["scope"] in (None, "host"):
         for name in ("max-cpu", "target-scan-time", "free-policy", "dirty-tracking"):
             if args.tunables[name] is not None:

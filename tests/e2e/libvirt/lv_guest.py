@@ -12,7 +12,7 @@ import re
 import stat
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
@@ -91,8 +91,11 @@ class Guest:
     cpu: str = ""
     devices: str = ""
     arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
     #: under KVM, running the boot sector
     kvm: bool = False
+    #: a directory with copies of kernel and initrd, for other users than root
+    files: Path | None = None
 
     def boot(self) -> tuple[str, str]:
         """What it boots from: elements of <os>, and of <devices>."""
@@ -106,14 +109,20 @@ class Guest:
             "console=ttyS0 quiet panic=-1 memhp_default_state=online "
             f"common={self.common_mib} private={self.private_mib} seed={self.seed}"
         )
-        words = f"""<kernel>{escape(str(kernel()))}</kernel>
-    <initrd>{escape(str(initrd()))}</initrd>
+        paths = (kernel(), initrd())
+        if self.files:
+            paths = (self.files / "kernel", self.files / "initrd")
+        words = f"""<kernel>{escape(str(paths[0]))}</kernel>
+    <initrd>{escape(str(paths[1]))}</initrd>
     <cmdline>{cmdline}</cmdline>"""
         return words, ""
 
     def xml(self) -> str:
         commandline = "".join(
             f"<qemu:arg value={quoteattr(word)}/>" for word in self.arguments
+        ) + "".join(
+            f"<qemu:env name={quoteattr(name)} value={quoteattr(value)}/>"
+            for name, value in self.environment.items()
         )
         if commandline:
             commandline = f"<qemu:commandline>{commandline}</qemu:commandline>"

@@ -9,7 +9,6 @@ kernel's help): our rules are compiled within Debian's.
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -18,80 +17,34 @@ from pathlib import Path
 
 import lv_host
 import pytest
-from lv_guest import QEMU, TOP, Guest, initrd, kernel
+from lv_guest import TOP, Guest
 from lv_host import Daemon
 
 FILES = TOP / "libvirt" / "confinement"
-
-CONF = """\
-user = "libvirt-qemu"
-group = "kvm"
-security_driver = "none"
-remember_owner = 0
-namespaces = [ "mount" ]
-cgroup_controllers = [ ]
-stdio_handler = "file"
-"""
-
-#: A device as a udev rule makes it, for this mount namespace alone.
-LIKE_UDEV = """
-mknod {0} c $(stat -c '%Hr %Lr' /dev/{0}); chgrp kvm {0}; chmod 0660 {0}
-mount --bind {0} /dev/{0}
-"""
-#: A home of its own may not be open to libvirt-qemu, so QEMU is shown to it
-#: at another place.
-SHOW_QEMU = f"mkdir -p qemu; mount --bind {QEMU.parent} qemu\n"
-#: As Debian's udev has it; otherwise libvirt, which probes with more rights
-#: than it checks with later, probes again for every command.
-KVM = LIKE_UDEV.format("kvm") if Path("/dev/kvm").exists() else ""
 
 
 @contextmanager
 def confined(conf: str, setup: str) -> Iterator[Daemon]:
     lv_host.ensure_packages()
     # binds inside the subshell of Daemon are binds of the whole namespace
-    with lv_host.daemons(lv_host.debian(), 1, conf, SHOW_QEMU + KVM + setup) as (
-        daemon,
-    ):
+    setup = lv_host.CONFINED_SETUP + setup
+    with lv_host.daemons(lv_host.debian(), 1, conf, setup) as (daemon,):
         yield daemon
 
 
 def start(host: Daemon, properties: str) -> Guest:
-    """Starts a guest whose files libvirt-qemu can reach."""
-    place = host.root / "guest"
-    place.mkdir()
-    for name, source in (("kernel", kernel()), ("initrd", initrd())):
-        shutil.copyfile(source, place / name)
-    guest = Guest("ksm", place / "serial")
+    guest = lv_host.confined_guest(host, "ksm")
     backend = f"memory-backend-ksm,id=ksm0,size={guest.memory_mib}M,{properties}"
     guest.arguments = ("-object", backend, "-machine", "memory-backend=ksm0")
-    guest.emulator = host.root / "qemu" / QEMU.name
-    text = guest.xml().replace(str(kernel()), str(place / "kernel"))
-    xml = place / "a.xml"
-    xml.write_text(text.replace(str(initrd()), str(place / "initrd")))
-    host.virsh("create", xml)
+    lv_host.create(host, guest)
     return guest
 
 
-def process_status(host: Daemon) -> dict[str, str]:
-    """/proc/PID/status of the domain's QEMU."""
-    pid = (host.root / "run" / "qemu" / "ksm.pid").read_text().strip()
-    text = Path(f"/proc/{pid}/status").read_text()
-    return dict(re.findall(r"^(\w+):\s+(.*)$", text, re.MULTILINE))
-
-
-def check_confined(host: Daemon) -> None:
-    status = process_status(host)
-    assert status["Uid"].split()[0] != "0"
-    assert int(status["CapEff"], 16) == 0
-    assert status["Seccomp"] == "2"
-
-
 def test_scope_host_needs_nothing() -> None:
-    with confined(CONF, "") as host:
+    with confined(lv_host.CONFINED_CONF, "") as host:
         guest = start(host, "scope=host")
         guest.wait_turns(1)
-        check_confined(host)
+        lv_host.check_confined(host, guest)
         stats = host.qmp("ksm", "query-ksm-stats")
         (backend,) = stats["backends"]
         assert backend["mergeable"] is True
@@ -104,7 +57,7 @@ def test_scope_host_needs_nothing() -> None:
 def test_scope_vm_says_what_is_missing() -> None:
     if Path("/proc/sys/vm/unprivileged_userfaultfd").read_text().strip() != "0":
         pytest.skip("vm.unprivileged_userfaultfd is set: nothing is missing here")
-    with confined(CONF, "") as host:
+    with confined(lv_host.CONFINED_CONF, "") as host:
         # a guest is never kept from running because it cannot be merged, or
         # else the error says why
         try:
@@ -122,11 +75,11 @@ def test_scope_vm_says_what_is_missing() -> None:
 def test_scope_vm_with_our_files() -> None:
     if not Path("/dev/userfaultfd").exists():
         pytest.skip("this kernel has no /dev/userfaultfd")
-    conf = CONF + (FILES / "qemu.conf").read_text()
-    with confined(conf, LIKE_UDEV.format("userfaultfd")) as host:
+    conf = lv_host.CONFINED_CONF + (FILES / "qemu.conf").read_text()
+    with confined(conf, lv_host.LIKE_UDEV.format("userfaultfd")) as host:
         guest = start(host, "scope=vm,max-cpu=100")
         guest.wait_turns(1)
-        check_confined(host)
+        lv_host.check_confined(host, guest)
 
         def scanned() -> bool:
             (backend,) = host.qmp("ksm", "query-ksm-stats")["backends"]

@@ -58,13 +58,13 @@ def test_domcapabilities(host: Daemon) -> None:
 def test_define_and_dumpxml_round_trip(host: Daemon, tmp_path: Path) -> None:
     tunables = {
         "scope": "group",
-        "group": "blue & green",
+        "group": "tenant_7.blue-green",
         "max-cpu": "25",
         "target-scan-time": "200",
         "free-policy": "lazy",
         "dirty-tracking": "pagemap",
     }
-    words = " ".join(f'{k}="{v.replace("&", "&amp;")}"' for k, v in tunables.items())
+    words = " ".join(f'{k}="{v}"' for k, v in tunables.items())
     guest = Guest("ksm", tmp_path / "serial", backing=f"{KSM}<ksm {words}/>")
     host.virsh("define", "--validate", write(tmp_path / "a.xml", guest))
     first = host.virsh("dumpxml", "--inactive", "ksm")
@@ -160,6 +160,18 @@ REFUSED = {
         {"backing": KSM + "<ksm scope='group' group=''/>"},
         "needs the attribute 'group'",
     ),
+    "group-path": (
+        {"backing": KSM + "<ksm scope='group' group='a/b'/>"},
+        "must be a name of up to 64 letters",
+    ),
+    "group-hidden": (
+        {"backing": KSM + "<ksm scope='group' group='.a'/>"},
+        "must be a name of up to 64 letters",
+    ),
+    "group-long": (
+        {"backing": KSM + f"<ksm scope='group' group='{'a' * 65}'/>"},
+        "must be a name of up to 64 letters",
+    ),
     "name-without-group": (
         {"backing": KSM + "<ksm scope='vm' group='a'/>"},
         "needs scope='group'",
@@ -210,6 +222,9 @@ def test_refused(host: Daemon, tmp_path: Path, what: str) -> None:
     "element",
     [
         "<ksm scope='world'/>",
+        "<ksm scope='group' group='a/b'/>",
+        "<ksm scope='group' group='.a'/>",
+        f"<ksm scope='group' group='{'a' * 65}'/>",
         "<ksm max-cpu='101'/>",
         "<ksm speed='1'/>",
         "<ksm>1</ksm>",

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import lv_host
 import pytest
 from host import ksmsys
+from host.poold import Poold
 from lv_guest import QEMU, TOP, Guest
 from lv_host import Daemon
 
@@ -115,6 +117,26 @@ def test_says_that_ksmd_does_not_run(
     assert warning not in virt_ksm(host, "enable", "d", "--dry-run", "--scope", "vm")
     knobs.set(run=1)
     assert warning not in virt_ksm(host, "enable", "d", "--dry-run")
+
+
+def test_group(host: Daemon, tmp_path: Path) -> None:
+    """Without its daemon, and with it."""
+    guest = Guest("d", tmp_path / "serial")
+    define(host, tmp_path, guest)
+    group = f"virt-ksm-{uuid.uuid4().hex[:8]}"
+    words = ("enable", "d", "--scope", "group", "--group", group)
+    out = virt_ksm(host, *words)
+    assert f"size={128 << 20},scope=group,group={group}" in out
+    assert f"enable --now ksm-poold@{group}.socket" in out
+    assert backends(host, guest) == {"ksm0"}
+    assert "no daemon serves the group" in virt_ksm(host, "status", "d")
+    with lv_host.pools() as pools, Poold(socket=pools / f"{group}.sock") as daemon:
+        # this one has a QEMU of root
+        out = virt_ksm(host, *words)
+        assert "its user must be in the socket's group, root" in out
+        lv_host.wait_for("a member", 60, lambda: daemon.status()["members"])
+        assert "no daemon" not in virt_ksm(host, "status", "d")
+        host.virsh("destroy", "d")
 
 
 def test_size_is_kept_consistent(host: Daemon, tmp_path: Path) -> None:
@@ -248,6 +270,9 @@ def test_bad_words(host: Daemon, tmp_path: Path) -> None:
         ("--scope", "world"),
         ("--scope", "group"),
         ("--group", "a"),
+        ("--scope", "group", "--group", "../a"),
+        ("--scope", "group", "--group", ".a"),
+        ("--scope", "group", "--group", "a" * 65),
         ("--max-cpu", "10"),  # needs a scope of ours
         ("--scope", "vm", "--max-cpu", "0"),
         ("--target-scan-time", "-1"),
