@@ -165,7 +165,9 @@ def test_balloon(image: Path, knobs: ksmsys.KsmKnobs) -> None:
         def given_back() -> bool:
             now = guest.memory()
             taken = now.resident - now.lazy_free + now.ksm_zero
-            return taken < before.resident + before.ksm_zero - (20 << 20)
+            # not all 40: the balloon also takes free pages that the guest never
+            # touched, and some were gone when "before" was taken (17 to 30 seen)
+            return taken < before.resident + before.ksm_zero - (10 << 20)
 
         guest.wait_for("memory given back", given_back, 60)
         assert guest.verify() == 0

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Benches of the cost of knowing which pages a guest writes.
+"""Bench dirty: the cost of knowing which pages a guest writes.
 
-dirty: the boot sector of tests/qtest/ksm-payload-test.c writes all its pages
+The boot sector of tests/qtest/ksm-payload-test.c writes all its pages
 as fast as it can: how much does each dirty source slow it down under each
-accelerator, and how much CPU does the engine take?  idle: a Debian guest of
-4 GiB that does nothing.
+accelerator, and how much CPU does the engine take?
 """
 
 from __future__ import annotations
@@ -20,15 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.harness import Metrics, Session
-from guest.qemu import (
-    FIRMWARE,
-    Guest,
-    GuestError,
-    GuestSpec,
-    guest_image,
-    need_qemu,
-    qemu_binary,
-)
+from guest.qemu import FIRMWARE, GuestError, need_qemu, qemu_binary
 from host.paths import TOP
 
 SOURCES = ("pagemap", "log")
@@ -213,64 +204,4 @@ def dirty(session: Session) -> Metrics:
                     speed[variant]
                 ) / median(speed["off"])
             out[f"{name}_{variant}_cpu_ms_per_s"] = median(cpu[variant])
-    return out
-
-
-def idle_cpu(session: Session, source: str, image: Path, mib: int) -> Metrics:
-    """Percent of a core while nothing is to be gained any more."""
-    seconds = 20 if session.quick else 60
-    spec = GuestSpec(
-        memory_mib=mib,
-        cache_mib=mib // 16,
-        private_mib=mib // 2,
-        load=0,
-        userland=False,
-        # khugepaged copies all of a guest's memory once, for many minutes:
-        # 16 MiB every ten seconds
-        kernel="transparent_hugepage=never",
-        properties={
-            "scope": "vm",
-            "dirty-tracking": source,
-            "max-cpu": "100",
-        },
-    )
-    with Guest(spec, image) as guest:
-        session.say(f"idle: {source}: a guest of {mib} MiB boots")
-        guest.wait_ready()
-        session.say(f"idle: {source}: everything is looked at once")
-        guest.wait_for(
-            "idle engine", lambda: guest.backend_stats()["state"] == "idle", 300
-        )
-        guest.qmp("qom-set", path="/objects/ram0", property="max-cpu", value=10)
-
-        def sample() -> tuple[int, int, int]:
-            stats = guest.backend_stats()
-            engine = thread_cpu(guest.pid, ENGINE)
-            return engine, stats.get("log-time", 0), stats["full-scans"]
-
-        # the back-off between passes is to be at its end
-        time.sleep(45)
-        session.say(f"idle: {source}: {seconds} s of nothing")
-        before = sample()
-        time.sleep(seconds)
-        engine, log, passes = (b - a for a, b in zip(before, sample(), strict=True))
-        return {
-            f"{source}_engine_cpu_percent": engine / seconds / 1e7,
-            f"{source}_log_cpu_percent": log / seconds / 1e7,
-            f"{source}_passes_per_minute": passes * 60 / seconds,
-        }
-
-
-def idle(session: Session) -> Metrics:
-    """A guest that does nothing: what looking at it costs."""
-    need_qemu()
-    mib = 1024 if session.quick else 4096
-    out: Metrics = {"idle_guest_gib": mib / 1024}
-    for source in SOURCES:
-        out |= idle_cpu(session, source, guest_image(), mib)
-    # the main loop reads the log, and counts its own time
-    out["idle_cpu_percent"] = max(
-        out[f"{source}_engine_cpu_percent"] + out[f"{source}_log_cpu_percent"]
-        for source in SOURCES
-    )
     return out

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -23,7 +24,9 @@ from rich.progress import Progress
 from host import ksmsys
 from host.cgroup import Group
 from host.exits import Failure, Lacking
+from host.ksm_guard import guard
 from host.paths import TOP
+from host.poold import Poold
 
 BUILD = TOP / "build" / "bench"
 
@@ -38,18 +41,32 @@ class NoEngine(Lacking):
     """libksm refuses this machine."""
 
 
+@dataclass
+class Options:
+    """What the user chose beside the benches; each is of one bench or two."""
+
+    images: list[Path] = field(default_factory=list)
+    #: density: MiB of the cgroup, and of a guest; None: what the bench chooses
+    limit_mib: int | None = None
+    memory_mib: int | None = None
+    #: idle: another QEMU, measured at the same time
+    against: Path | None = None
+
+
 class Session:
     """What a bench works with: sizes, workers, the machine's knobs."""
 
-    def __init__(self, quick: bool, images: list[Path], progress: Progress) -> None:
+    def __init__(self, quick: bool, options: Options, progress: Progress) -> None:
         self.quick = quick
-        self.images = images
+        self.options = options
+        self.images = options.images
         self.progress = progress
         self.task = progress.add_task("", total=None)
         self.notes: list[str] = []
         self.foreign_mib = 0
         self._knobs: ksmsys.KsmKnobs | None = None
         self._cgroup: Group | None = None
+        self._poold: Poold | None = None
         self._ksmd = ksmsys.ksmd_pid()
 
     def say(self, text: str) -> None:
@@ -63,7 +80,7 @@ class Session:
     def ksmd(self, smart_scan: int = 1) -> Iterator[bool]:
         """ksmd at full speed, as in 2009, for the workers' "ksmd start"."""
         try:
-            with ksmsys.KsmKnobs() as knobs:
+            with guard(), ksmsys.KsmKnobs() as knobs:
                 knobs.unmerge_all()
                 knobs.set(pages_to_scan=99999, sleep_millisecs=0)
                 for name, value in (
@@ -84,6 +101,10 @@ class Session:
         except ksmsys.KsmUnavailable as error:
             self.note(f"without ksmd's side: {error}")
             yield False
+
+    def ksmd_start(self) -> None:
+        assert self._knobs, "ksmd is started outside of Session.ksmd()"
+        self._knobs.set(run=1)
 
     def _wait_alone(self) -> None:
         """ksmd scans every process that is willing: wait for those to end."""
@@ -111,7 +132,18 @@ class Session:
             yield self._cgroup
         finally:
             self._cgroup.remove()
+            if self._cgroup.path.exists():
+                self.note(f"this cgroup could not be removed: {self._cgroup.path}")
             self._cgroup = None
+
+    @contextlib.contextmanager
+    def group(self) -> Iterator[Path]:
+        """A group's daemon, for the workers' "daemon cpu"; its socket."""
+        with Poold() as self._poold:
+            try:
+                yield self._poold.socket
+            finally:
+                self._poold = None
 
     def worker(self, name: str, **args: object) -> Metrics:
         """Runs a worker; returns what it measured."""
@@ -162,11 +194,16 @@ class Session:
             assert self._knobs, "a worker uses ksmd outside of Session.ksmd()"
             if what == "ksmd start":
                 cpu = ksmsys.ksmd_cpu_s(self._ksmd)
-                self._knobs.set(run=1)
+                self.ksmd_start()
                 return int(cpu * 1e9)
             if what == "ksmd stop":
                 self._knobs.set(run=0)
             return int(ksmsys.ksmd_cpu_s(self._ksmd) * 1e9)
+        if what.startswith("daemon"):
+            assert self._poold, "a worker uses a daemon outside of Session.group()"
+            if what == "daemon tables":
+                return self._poold.memory_bytes()
+            return int(self._poold.cpu_s() * 1e9)
         assert self._cgroup, "a worker uses a cgroup outside of Session.cgroup()"
         if what == "cgroup join":
             self._cgroup.join(pid)

@@ -156,6 +156,50 @@ def balloon(m: Metrics) -> plt.Figure:
     return figure
 
 
+def group(m: Metrics) -> plt.Figure:
+    rows = [f"{n}x{p}" for p in (50, 100) for n in (2, 4, 8, 16)]
+    rows = [row for row in rows if f"cpu_95_{row}" in m]
+    return _bars(
+        "group: CPU until 95 % is saved (processes x percent shared)",
+        "s",
+        rows,
+        {
+            "group, max-cpu=10": [m.get(f"cpu_95_{row}") for row in rows],
+            "group, max-cpu=100": [m.get(f"full_cpu_95_{row}") for row in rows],
+            "ksmd": [m.get(f"ksmd_cpu_95_{row}") for row in rows],
+        },
+    )
+
+
+def exhaustive(m: Metrics) -> plt.Figure:
+    rows = [n for n in ("2", "3", "4") if f"saved_mib_{n}" in m]
+    return _bars(
+        "exhaustive: RAM of a group's guests",
+        "MiB",
+        [f"{n} guests" for n in rows],
+        {
+            "saved": [m.get(f"saved_mib_{n}") for n in rows],
+            "could be saved": [m.get(f"achievable_mib_{n}") for n in rows],
+        },
+    )
+
+
+def density(m: Metrics) -> plt.Figure:
+    names = {
+        "plain": "plain QEMU",
+        "ksmd": "plain QEMU\nand ksmd",
+        "group": "scope group",
+    }
+    there = {name: label for name, label in names.items() if f"{name}_guests" in m}
+    return _bars(
+        f"density: guests of {m['guest_mib']:.0f} MiB "
+        f"in a cgroup of {m['limit_mib']:.0f} MiB",
+        "guests",
+        list(there.values()),
+        {"guests": [m[f"{name}_guests"] for name in there]},
+    )
+
+
 PLOTS = {
     "ksmpages": ksmpages,
     "rescan": rescan,
@@ -165,6 +209,9 @@ PLOTS = {
     "unit": unit,
     "images": images,
     "balloon": balloon,
+    "group": group,
+    "exhaustive": exhaustive,
+    "density": density,
 }
 
 

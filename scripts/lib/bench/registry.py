@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench import balloon_guest, dirty, guests, workers
+from bench import balloon_guest, density, dirty, exhaustive, guests, idle, workers
 from bench.harness import Metrics, Session
 
 BENCHES: dict[str, Callable[[Session], Metrics]] = {
@@ -20,9 +20,12 @@ BENCHES: dict[str, Callable[[Session], Metrics]] = {
     "unit": workers.unit,
     "images": workers.images,
     "balloon": workers.balloon,
+    "group": workers.group,
     "guests": guests.guests,
     "guest-stall": guests.guest_stall,
+    "exhaustive": exhaustive.exhaustive,
+    "density": density.density,
     "balloon-guest": balloon_guest.balloon_guest,
     "dirty": dirty.dirty,
-    "idle": dirty.idle,
+    "idle": idle.idle,
 }

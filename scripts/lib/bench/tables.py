@@ -189,12 +189,35 @@ LAYOUTS: dict[str, list[Layout]] = {
             "Lazily freed memory, and what the kernel gets of it:",
         ),
     ],
+    "group": [
+        Layout(
+            "processes,\n% shared",
+            {f"{n}x{p}": f"{n}, {p}" for n in (1, 2, 4, 8, 16) for p in (0, 50, 100)},
+            [
+                Column("can be\nMiB", "achievable_mib_{}"),
+                Column("saved\nMiB", "saved_mib_{}"),
+                Column("ksmd\nMiB", "ksmd_saved_mib_{}"),
+                Column("95 %\ns", "seconds_95_{}"),
+                Column("max-cpu\n100, s", "full_seconds_95_{}"),
+                Column("ksmd\ns", "ksmd_seconds_95_{}"),
+                Column("CPU\ns", "cpu_95_{}"),
+                Column("of it the\ndaemon", "daemon_cpu_95_{}"),
+                Column("ksmd\ns", "ksmd_cpu_95_{}"),
+                Column("ratio", "cpu_ratio_{}"),
+                Column("CPU in\nall, s", "cpu_end_{}"),
+                Column("ksmd\ns", "ksmd_cpu_end_{}"),
+                Column("daemon\nB a page", "daemon_bytes_per_page_{}"),
+            ],
+        )
+    ],
     "guests": [
         Layout(
             "scope",
             {
                 "ksmd": "ksmd alone",
                 "host": "host",
+                "group": "group, max-cpu=10",
+                "group_full": "group, max-cpu=100",
                 "ksmd_single": "ksmd, one guest",
                 "zero": "zero, one guest",
                 "vm": "vm, one guest",
@@ -245,21 +268,83 @@ LAYOUTS: dict[str, list[Layout]] = {
             ],
         )
     ],
+    "exhaustive": [
+        Layout(
+            "guests",
+            {str(n): str(n) for n in (2, 3, 4)},
+            [
+                Column("could be\nsaved, MiB", "achievable_mib_{}"),
+                Column("saved\nMiB", "saved_mib_{}"),
+                Column("\n%", "saved_percent_{}"),
+                Column("stats\nMiB", "stats_saved_mib_{}"),
+                Column("zero\nMiB", "given_back_mib_{}"),
+                Column("pooled\nMiB", "pooled_mib_{}"),
+                Column("pool\nMiB", "pool_mib_{}"),
+                Column("left\nMiB", "left_mib_{}"),
+                Column("in short\nruns, MiB", "left_short_mib_{}"),
+            ],
+        )
+    ],
+    "density": [
+        Layout(
+            "guests on",
+            {
+                "plain": "plain QEMU",
+                "ksmd": "plain QEMU, ksmd",
+                "group": "scope group",
+            },
+            [
+                Column("guests", "{}_guests"),
+                Column("ratio", "{}_ratio"),
+                Column("used\nMiB", "{}_used_mib"),
+                Column("per guest\nMiB", "{}_mib_per_guest"),
+                Column("most\nMiB", "{}_peak_mib"),
+                Column("pool\nMiB", "{}_pool_mib"),
+                Column("merging\nCPU, s", "{}_cpu_s"),
+            ],
+            alone={
+                "limit of the cgroup, MiB": "limit_mib",
+                "kept free, MiB": "reserve_mib",
+                "memory of a guest, MiB": "guest_mib",
+                "ksmd's own data, which no cgroup pays for, MiB": "ksmd_uncharged_mib",
+            },
+        )
+    ],
     "idle": [
         Layout(
             "source",
-            {"log": "log", "pagemap": "pagemap"},
+            {"log": "log", "pagemap": "pagemap", "group": "group, a member"},
             [
+                Column("guests", "{}_guests"),
+                Column("GiB\neach", "{}_guest_gib"),
                 Column("engine\n% of a core", "{}_engine_cpu_percent"),
+                Column("most\n%", "{}_engine_cpu_percent_max"),
                 Column("main loop\n% of a core", "{}_log_cpu_percent"),
+                Column("daemon\n% of a core", "{}_daemon_cpu_percent"),
                 Column("passes\na minute", "{}_passes_per_minute"),
+                Column("us\na pass", "{}_us_per_pass"),
             ],
-        )
+        ),
+        Layout(
+            "source",
+            {"log": "log", "pagemap": "pagemap", "group": "group, a member"},
+            [
+                Column("engine\n% of a core", "against_{}_engine_cpu_percent"),
+                Column("daemon\n% of a core", "against_{}_daemon_cpu_percent"),
+                Column("passes\na minute", "against_{}_passes_per_minute"),
+                Column("us\na pass", "against_{}_us_per_pass"),
+                Column("ratio\nof CPU", "{}_engine_cpu_percent_ratio"),
+                Column("ratio of\na pass", "{}_us_per_pass_ratio"),
+            ],
+            "Another build at the same time:",
+        ),
     ],
 }
 
 #: benches that plots.py draws; the page shows these plots
-PLOTTED = "ksmpages rescan smart-scan fork stall unit images balloon".split()
+PLOTTED = (
+    "ksmpages rescan smart-scan fork stall unit images balloon group exhaustive density"
+).split()
 
 
 def shown(value: float | None, noise: float = 0.0) -> str:

@@ -295,6 +295,34 @@ def balloon_summary(out: Metrics) -> None:
             out[f"{name}{kind}_pressure_ratio"] = min(tight)
 
 
+def group(s: Session) -> Metrics:
+    """Processes with the same memory: members of a group beside ksmd."""
+    out: Metrics = {}
+    for processes in (2, 4) if s.quick else (1, 2, 4, 8, 16):
+        for shared in (50,) if s.quick else (0, 50, 100):
+            size = {"processes": processes, "shared": shared}
+            size["mib"] = 32 if s.quick else 64
+            runs: dict[str, list[Metrics]] = {"": [], "full_": [], "ksmd_": []}
+            for _ in range(1 if s.quick else 3):
+                for who, max_cpu in (("", 10), ("full_", 100)):
+                    with s.group() as socket:
+                        run = s.worker("group", socket=socket, max_cpu=max_cpu, **size)
+                    runs[who].append(run)
+                with s.ksmd(0) as there:
+                    if there:
+                        runs["ksmd_"].append(s.worker("group", **size))
+            row = f"{processes}x{shared}"
+            for who, list_ in runs.items():
+                for name, value in medians(list_).items():
+                    out[f"{who}{name}_{row}"] = value
+            for who in ("", "full_"):
+                theirs = out.get(f"ksmd_cpu_95_{row}")
+                divide(
+                    out, f"{who}cpu_ratio_{row}", theirs, out.get(f"{who}cpu_95_{row}")
+                )
+    return out
+
+
 def balloon_row(
     s: Session, processes: int, threads: int, pressure: bool, reuse: str
 ) -> dict[str, Metrics]:

@@ -22,26 +22,46 @@ CHUNK = 512  # pages: 2 MiB, a huge page, the engine's unit
 #: a chunk with fewer pages to save than this is not held against an engine
 WORTH = 64
 _PRESENT_OR_SWAPPED = np.uint64(3 << 62)
-_ZERO = xxhash.xxh3_128_intdigest(bytes(PAGE))
+ZERO = xxhash.xxh3_128_intdigest(bytes(PAGE))
+
+
+def _content(memory: int, at: int, there: np.ndarray) -> bytes:
+    """Of all pages, zeroes where one is not there: reading would map one."""
+    if there.all():
+        return os.pread(memory, there.size * PAGE, at)
+    if not there.any():
+        return b""
+    data = bytearray(there.size * PAGE)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], there, [False]))))
+    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        piece = os.pread(memory, (last - first) * PAGE, at + first * PAGE)
+        if len(piece) != (last - first) * PAGE:
+            raise OSError(f"memory at {at + first * PAGE:#x} cannot be read")
+        data[first * PAGE : last * PAGE] = piece
+    return bytes(data)
 
 
 def _pieces(
-    pid: int, where: tuple[int, int]
+    pid: int, where: tuple[int, int], known: np.ndarray | None = None
 ) -> Iterator[tuple[int, bytes, np.ndarray]]:
-    """(number of the first page, content, which pages there are) by 2 MiB."""
+    """(number of the first page, content, which pages there are) by 2 MiB.
+
+    Which there are is looked up, or `known` by page.
+    """
     start, size = where[0], where[1] - where[0]
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
         for offset in range(0, size, CHUNK * PAGE):
             length = min(CHUNK * PAGE, size - offset)
-            entries = os.pread(
-                pagemap, length // PAGE * 8, (start + offset) // PAGE * 8
-            )
-            there = (np.frombuffer(entries, dtype=np.uint64) & _PRESENT_OR_SWAPPED) != 0
-            # reading an absent page would allocate it
-            content = os.pread(memory, length, start + offset) if there.any() else b""
-            yield offset // PAGE, content, there
+            first, number = offset // PAGE, length // PAGE
+            if known is None:
+                entries = os.pread(pagemap, number * 8, (start + offset) // PAGE * 8)
+                flags = np.frombuffer(entries, dtype=np.uint64)
+                there = (flags & _PRESENT_OR_SWAPPED) != 0
+            else:
+                there = known[first : first + number]
+            yield first, _content(memory, start + offset, there), there
     finally:
         os.close(memory)
         os.close(pagemap)
@@ -58,10 +78,11 @@ class Content:
         return Counter(self.pages.values())
 
 
-def read(pid: int, where: tuple[int, int]) -> Content:
-    """Reads a guest that should be stopped meanwhile."""
+def read(pid: int, where: tuple[int, int], known: np.ndarray | None = None) -> Content:
+    """Reads a guest that should be stopped meanwhile: what is resident, or the
+    `known` pages."""
     content = Content({}, set())
-    for first, data, there in _pieces(pid, where):
+    for first, data, there in _pieces(pid, where, known):
         if not data:
             continue
         view = memoryview(data)
@@ -70,7 +91,7 @@ def read(pid: int, where: tuple[int, int]) -> Content:
         for i in np.flatnonzero(there):
             digest = xxhash.xxh3_128_intdigest(view[i * PAGE : (i + 1) * PAGE])
             content.pages[first + int(i)] = digest
-            if same[i] and digest != _ZERO:
+            if same[i] and digest != ZERO:
                 content.patterns.add(digest)
     return content
 
@@ -85,7 +106,7 @@ def achievable(guests: list[Content], zero_is_free: bool = True) -> int:
     for guest in guests:
         total += guest.count()
     saved = sum(count - 1 for count in total.values())
-    return saved + (1 if zero_is_free and total[_ZERO] else 0)
+    return saved + (1 if zero_is_free and total[ZERO] else 0)
 
 
 def achievable_worth(guest: Content, scope: str = "vm") -> int:
@@ -94,7 +115,7 @@ def achievable_worth(guest: Content, scope: str = "vm") -> int:
     count = guest.count()
 
     def saves(digest: int) -> bool:
-        return digest == _ZERO or (scope == "vm" and count[digest] > 1)
+        return digest == ZERO or (scope == "vm" and count[digest] > 1)
 
     chunks: Counter[int] = Counter()
     for page, digest in guest.pages.items():
@@ -104,7 +125,7 @@ def achievable_worth(guest: Content, scope: str = "vm") -> int:
     for page, digest in guest.pages.items():
         if saves(digest) and chunks[page // CHUNK] >= WORTH:
             inside[digest] += 1
-    zeroes = inside.pop(_ZERO, 0)
+    zeroes = inside.pop(ZERO, 0)
     return zeroes + sum(n - 1 for n in inside.values())
 
 

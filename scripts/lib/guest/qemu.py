@@ -177,7 +177,7 @@ def ram_usage(pid: int, where: tuple[int, int]) -> RamUsage:
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if match := re.match(r"([0-9a-f]+)-[0-9a-f]+ ", line):
             inside = where[0] <= int(match[1], 16) < where[1]
-            pool = "/memfd:" in line
+            pool = "/memfd:" in line or "/ksm-pool" in line
         elif inside and line.startswith("Rss:"):
             rss = int(line.split()[1]) * 1024
             usage.resident += rss

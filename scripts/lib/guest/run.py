@@ -20,10 +20,11 @@ from typing import Any
 from guest.qemu import Guest, GuestError, GuestSpec, pool_size
 from host import ksmsys
 from host.ksm_guard import guard
+from host.poold import Poold
 
 MIB = 1 << 20
 #: "plain" is QEMU's own memory-backend-ram with the kernel's ksmd
-SCOPES = ("plain", "host", "zero", "vm")
+SCOPES = ("plain", "host", "zero", "vm", "group")
 #: Who merges: the kernel's thread, or QEMU itself
 BY_KERNEL = ("plain", "host")
 #: ksmd's speed for the demo: some 100,000 pages a second.  Smart scan skips
@@ -116,11 +117,15 @@ class RunResult:
         return float("nan")
 
 
-def backend_for(scope: str, max_cpu: int | None) -> tuple[str, dict[str, str]]:
+def backend_for(
+    scope: str, max_cpu: int | None, socket: Path | None
+) -> tuple[str, dict[str, str]]:
     """The backend's type and properties; nothing merges before start()."""
     if scope == "plain":
         return "memory-backend-ram", {"merge": "on"}
     properties = {"scope": scope}
+    if socket is not None:
+        properties |= {"group": "demo", "group-socket": str(socket)}
     if scope not in BY_KERNEL:
         properties["run"] = "off"
         if max_cpu is not None:
@@ -144,7 +149,10 @@ class Run:
         self.scope = scope
         self.ksmd = ksmd or KSMD_FAST
         self.result = RunResult(scope, guests, memory_mib)
-        backend, properties = backend_for(scope, max_cpu)
+        self.poold = Poold() if scope == "group" else None
+        backend, properties = backend_for(
+            scope, max_cpu, self.poold.socket if self.poold is not None else None
+        )
         self.guests = [
             Guest(
                 GuestSpec(
@@ -177,6 +185,8 @@ class Run:
                 self._knobs = self._stack.enter_context(ksmsys.KsmKnobs())
                 # so that "before" is before
                 self._knobs.set(run=0)
+            if self.poold is not None:
+                self._stack.enter_context(self.poold)
             for guest in self.guests:
                 self._stack.enter_context(guest)
         except BaseException:
@@ -301,7 +311,8 @@ class Run:
     def _merge_cpu(self, stats: list[dict[str, Any]]) -> float:
         if self.scope in BY_KERNEL:
             return ksmsys.ksmd_cpu_s(self._ksmd)
-        return sum(self._engine_cpu(each) for each in stats)
+        daemon = self.poold.cpu_s() if self.poold is not None else 0.0
+        return sum(self._engine_cpu(each) for each in stats) + daemon
 
     def _full_scans(self, stats: list[dict[str, Any]]) -> int:
         if self.scope in BY_KERNEL:
@@ -312,11 +323,17 @@ class Run:
         if self.scope in BY_KERNEL:
             # 64 bytes for each page ksmd keeps track of
             return sum(g.memory().ksm_rmap_items for g in self.guests) * 64
-        return sum(
+        daemon = self.poold.memory_bytes() if self.poold is not None else 0
+        return daemon + sum(
             int(each["backends"][0].get("metadata", 0))
             + int(each["backends"][0].get("page-tables", 0))
             for each in stats
         )
+
+    def _pool_share(self, guest: Guest) -> int:
+        if self.poold is None:
+            return pool_size(guest.pid)
+        return self.poold.pool_bytes() // len(self.guests)
 
     def sample(self, stats: list[dict[str, Any]] | None = None) -> Sample:
         """Looks at every guest now."""
@@ -339,8 +356,8 @@ class Run:
                 backend = each["backends"][0]
                 one.state = backend["state"]
                 if self.scope not in BY_KERNEL:
-                    # the pool is the guest's own, and counts once
-                    one.footprint += pool_size(guest.pid) - usage.pooled
+                    # a pool of the guest's own counts once, all guests' by parts
+                    one.footprint += self._pool_share(guest) - usage.pooled
                     one.shared = usage.pooled // 4096
             if not guest.ready():
                 one.state = "booting"

@@ -36,6 +36,7 @@ from guest.storm_watch import (
     stacks,
 )
 from host.cgroup import Group
+from host.poold import Poold
 
 MIB = 1 << 20
 MEMORY_MIB = 384
@@ -64,7 +65,7 @@ class Flavour:
 
     @property
     def ours(self) -> bool:
-        return self.properties.get("scope") in ("zero", "vm")
+        return self.properties.get("scope") in ("zero", "vm", "group")
 
     def __str__(self) -> str:
         words = [self.backend.removeprefix("memory-backend-")]
@@ -72,8 +73,9 @@ class Flavour:
         return " ".join(words)
 
 
-def flavour(rng: Random, sources: tuple[str, ...]) -> Flavour:
-    kind = rng.choices(("vm", "zero", "host", "ram"), (7, 2, 1, 1))[0]
+def flavour(rng: Random, sources: tuple[str, ...], socket: Path) -> Flavour:
+    kinds = ("vm", "group", "zero", "host", "ram")
+    kind = rng.choices(kinds, (4, 4, 2, 1, 1))[0]
     source = rng.choice(sources)
     tuning = {
         "dirty-tracking": source,
@@ -91,6 +93,8 @@ def flavour(rng: Random, sources: tuple[str, ...]) -> Flavour:
     if iothread:
         tuning["iothread"] = "ksm0"
     properties = {"scope": kind, "free-policy": policy, **tuning}
+    if kind == "group":
+        properties |= {"group": "storm", "group-socket": str(socket)}
     return Flavour("memory-backend-ksm", properties, iothread)
 
 
@@ -170,6 +174,7 @@ class Storm:
         self.group = Group.make_or_none()
         self.cpus = Random(f"{seed}/cpus").choice((1, 2))
         self._make_disks()
+        self.poold = Poold()
         self.log(f"storm: seed {seed}, {self.cpus} CPUs, sources {sources}")
         self.watcher = Watcher(self.log, seed)
 
@@ -181,6 +186,9 @@ class Storm:
         self._log.write(f"{stamp} {time.monotonic() - self._began:8.3f} {text}\n")
 
     # -- QEMUs ---------------------------------------------------------------
+
+    def flavour(self, rng: Random) -> Flavour:
+        return flavour(rng, self.sources, self.poold.socket)
 
     def _make_disks(self) -> None:
         self.scratch = self.directory / "scratch.img"
@@ -225,7 +233,10 @@ class Storm:
 
     def dimm_properties(self, kind: Flavour) -> dict[str, str]:
         """All such objects of a machine have the same of these."""
-        same = ("scope", "dirty-tracking", "free-policy", "iothread")
+        same = (
+            *("scope", "dirty-tracking", "free-policy", "iothread"),
+            *("group", "group-socket"),
+        )
         return {k: v for k, v in kind.properties.items() if k in same}
 
     def dimm_object(self, kind: Flavour) -> str:
@@ -376,7 +387,7 @@ class Storm:
         self._check_flags()
 
     def _check_flags(self) -> None:
-        """ksmd may not merge scopes zero and vm; dump=off holds."""
+        """ksmd may not merge what QEMU merges; dump=off holds."""
         vm = self.vm
         if not vm.flavour.ours:
             return
@@ -398,9 +409,9 @@ class Storm:
     def boot(self) -> None:
         rng = Random(f"{self.seed}/boot")
         # something that merges, so that short storms see it, too
-        kind = flavour(rng, self.sources)
-        while kind.properties.get("scope") != "vm":
-            kind = flavour(rng, self.sources)
+        kind = self.flavour(rng)
+        while kind.properties.get("scope") not in ("vm", "group"):
+            kind = self.flavour(rng)
         self.vm = self.start_qemu(rng, kind, incoming=False)
         self.vm.guest.wait_ready()
         self.send("io 30")
@@ -431,6 +442,7 @@ class Storm:
     def run(self, seconds: float, steps: int | None = None) -> None:
         """Boots, does things for so long, and has the guest verify all."""
         try:
+            self.poold.start()
             self.boot()
             number = 0
             while time.monotonic() - self._began < seconds and number != steps:
@@ -463,6 +475,7 @@ class Storm:
         self._all.clear()
         if self.group:
             self.group.remove()
+        self.poold.stop()
         self._log.close()
 
 

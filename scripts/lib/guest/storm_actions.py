@@ -9,6 +9,8 @@ others: when (storm.py).
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from random import Random
@@ -26,7 +28,6 @@ from guest.storm import (
     Storm,
     Vm,
     action,
-    flavour,
 )
 from guest.storm_watch import Refused, StormError
 
@@ -36,7 +37,7 @@ MIGRATION_S = 120.0
 #: message for each place where that can be noticed.
 SAY_CUT = [
     r"qemu-system-x86_64: .*(migration|multifd|ram_save|ram_load|SaveStateEntry|"
-    r"section|stream|[Cc]hannel|socket|Broken pipe|Connection reset)",
+    r"section|stream|[Cc]hannel|socket|Broken pipe|Connection re(set|fused))",
 ]
 #: The one that was to receive never had the guest: its errors, not warnings,
 #: are those of a stream that ends too soon, wherever that is.
@@ -105,6 +106,23 @@ def do_pressure(storm: Storm, rng: Random) -> object:
     before = storm.group.usage()
     storm.group.reclaim(rng.choice((16, 64, 256)) * MIB)
     return f"{(before - storm.group.usage()) / MIB:.0f} MiB reclaimed"
+
+
+@action(3, beside=True)
+def do_daemon(storm: Storm, rng: Random) -> object:
+    """The group's daemon dies, begins anew, stands still, or is replaced."""
+    how = rng.choice(("kill", "end", "away", "stop", "reload"))
+    if how == "reload":
+        os.kill(storm.poold.pid, signal.SIGHUP)
+    elif how == "stop":
+        os.kill(storm.poold.pid, signal.SIGSTOP)
+        time.sleep(rng.random() * 2)
+        os.kill(storm.poold.pid, signal.SIGCONT)
+    else:
+        storm.poold.stop(signal.SIGTERM if how == "end" else signal.SIGKILL)
+        time.sleep(rng.random() * 3 if how == "away" else 0)
+        storm.poold.start()
+    return how
 
 
 # --- monitor commands -------------------------------------------------------
@@ -572,7 +590,7 @@ def do_migrate(storm: Storm, rng: Random) -> object:
     names = ("precopy", "xbzrle", "auto-converge", "multifd", "postcopy", "preempt")
     name = rng.choice(names)
     source = storm.vm
-    target = storm.start_qemu(rng, flavour(rng, storm.sources), incoming=True)
+    target = storm.start_qemu(rng, storm.flavour(rng), incoming=True)
     uri = f"unix:{storm.directory}/{target.name}.migrate"
     for vm in (source, target):
         capabilities(storm, vm, KINDS[name], True)
@@ -603,7 +621,7 @@ def do_broken_migration(storm: Storm, rng: Random) -> object:
     how = rng.choice(("cancel", "cancel", "kill"))
     name = rng.choice(("precopy", "multifd", "xbzrle"))
     source = storm.vm
-    target = storm.start_qemu(rng, flavour(rng, storm.sources), incoming=True)
+    target = storm.start_qemu(rng, storm.flavour(rng), incoming=True)
     uri = f"unix:{storm.directory}/{target.name}.migrate"
     for vm in (source, target):
         capabilities(storm, vm, KINDS[name], True)
@@ -663,7 +681,7 @@ def do_saved(storm: Storm, rng: Random) -> object:
 
 
 def restore(storm: Storm, rng: Random, uri: str, name: str) -> Vm:
-    target = storm.start_qemu(rng, flavour(rng, storm.sources), incoming=True)
+    target = storm.start_qemu(rng, storm.flavour(rng), incoming=True)
     capabilities(storm, target, KINDS[name], True)
     parameters(storm, rng, 4000 * MIB, target)
     storm.qmp("migrate-incoming", target, uri=uri)

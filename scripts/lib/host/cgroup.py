@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Memory control groups, version 1 or 2, to put pressure on programs."""
+"""Memory control groups, version 1 or 2: pressure on programs, and what they use."""
 
 from __future__ import annotations
 
@@ -99,6 +99,36 @@ class Group:
         name = "memory.max" if self.v2 else "memory.limit_in_bytes"
         value = "max" if self.v2 and size < 0 else str(size)
         (self.path / name).write_text(value)
+
+    def forbid_swap(self) -> None:
+        """What is in the group stays in memory; there may be no swap at all."""
+        name, value = ("memory.swap.max", "0")
+        if not self.v2:
+            name, value = ("memory.swappiness", "0")
+        with suppress(OSError):
+            (self.path / name).write_text(value)
+
+    def _number(self, file: str, name: str) -> int:
+        """A "name 12" line of a file, 0 where it is not."""
+        for line in (self.path / file).read_text().splitlines():
+            words = line.split()
+            if words[0] == name:
+                return int(words[1])
+        return 0
+
+    def swapped(self) -> int:
+        """Bytes of the group that are in swap."""
+        if not self.v2:
+            return self._number("memory.stat", "swap")
+        file = self.path / "memory.swap.current"
+        return int(file.read_text()) if file.exists() else 0
+
+    def limit_hits(self) -> int:
+        """How often the limit was in the way, or the OOM killer came."""
+        if not self.v2:
+            fails = int((self.path / "memory.failcnt").read_text())
+            return fails + self._number("memory.oom_control", "oom_kill")
+        return sum(self._number("memory.events", n) for n in ("max", "oom", "oom_kill"))
 
     def reclaim(self, size: int) -> None:
         """Has the kernel take back as much as it can, up to `size` bytes."""

@@ -20,7 +20,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bench import tables
-from bench.harness import BenchError, Metrics, Session, build
+from bench.harness import BenchError, Metrics, Options, Session, build
 from bench.registry import BENCHES
 from host import ksmsys
 from host.exits import WrongUse
@@ -85,6 +85,33 @@ def bench(
         list[Path] | None,
         typer.Option(exists=True, help="A guest's RAM, for the bench images."),
     ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=512,
+            metavar="MIB",
+            help="Memory of the cgroup, for the bench density. [default: 4096]",
+            show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            min=192,
+            metavar="MIB",
+            help="Memory of its guests. [default: 512]",
+            show_default=False,
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="QEMU",
+            help="Another build of QEMU, measured beside ours by the bench idle.",
+        ),
+    ] = None,
     rst: Annotated[
         list[Path] | None,
         typer.Option(exists=True, help="Measure nothing: show this JSON file as rST."),
@@ -96,8 +123,8 @@ def bench(
     """Measures libksm beside the kernel's ksmd.
 
     NAMEs are those of docs/devel/ksm-bench.rst: ksmpages, rescan, smart-scan,
-    fork, stall, unit, images, balloon, guests, dirty, idle; without one, all
-    are run.  Root is needed for ksmd's side and for memory pressure.
+    fork, stall, unit, images, balloon, group, guests, guest-stall, exhaustive,
+    density, balloon-guest, dirty, idle; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
     """
     if rst:
         return tables.show(rst, update)
@@ -116,7 +143,8 @@ def bench(
         console=console,
         transient=True,
     ) as progress:
-        session = Session(quick, image or [], progress)
+        options = Options(image or [], limit, memory, against)
+        session = Session(quick, options, progress)
         data = {"host": host() | {"quick": quick}, "benches": results}
         for name in names or BENCHES:
             try:

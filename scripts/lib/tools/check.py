@@ -29,6 +29,8 @@ LOGS = TOP / "build" / "check"
 #: How a program of scripts/lib is run; its name follows.
 PROGRAM = ("python", "scripts/lib/launch.py")
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?\s*$")
+#: What a case that failed has in JUnit XML.
+BAD = ("failure", "error")
 SKIP_LINE = re.compile(r"^\s*(?:ok \d+ .*# SKIP|SKIP(?:PED)?:?)\s*(.*)$", re.IGNORECASE)
 
 
@@ -143,18 +145,28 @@ class Step:
             self.say(lines[-30:])
         return result
 
+    def say_why(self, root: ET.Element) -> None:
+        """What failed tests wrote to stdout: meson keeps TAP's comments to itself."""
+        for suite in root.iter("testsuite"):
+            cases = suite.findall("testcase")
+            if any(case.find(bad) is not None for case in cases for bad in BAD):
+                said = (suite.findtext("system-out") or "").splitlines()
+                self.say([f"{suite.get('name')}:", *said[-40:]])
+
     def junit(self, xml: Path, code: int, title: str, lines: list[str]) -> Result:
         """Reads JUnit XML of pytest or meson."""
         result = Result()
         try:
-            cases = list(ET.parse(xml).getroot().iter("testcase"))
+            root = ET.parse(xml).getroot()
+            cases = list(root.iter("testcase"))
+            self.say_why(root)
         except (OSError, ET.ParseError) as error:
             cases = []
             self.log.write(f"check: {xml}: {error}\n")
         for case in cases:
             name = f"{case.get('classname') or title}.{case.get('name')}"
             skipped = case.find("skipped")
-            if case.find("failure") is not None or case.find("error") is not None:
+            if any(case.find(bad) is not None for bad in BAD):
                 result.failed.append(name)
             elif skipped is not None:
                 # meson has the reason of a TAP skip in the case's output

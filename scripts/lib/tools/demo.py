@@ -42,6 +42,7 @@ err = Console(stderr=True, highlight=False)
 class Scope(str, Enum):
     """Who may share memory with whom."""
 
+    group = "group"
     host = "host"
     vm = "vm"
     zero = "zero"
@@ -53,10 +54,17 @@ TITLES = {
     "host": "memory-backend-ksm, scope=host (ksmd)",
     "zero": "memory-backend-ksm, scope=zero",
     "vm": "memory-backend-ksm, scope=vm",
+    "group": "memory-backend-ksm, scope=group (ksm-poold)",
 }
 
 
-SHORT = {"plain": "plain + ksmd", "host": "host (ksmd)", "zero": "zero", "vm": "vm"}
+SHORT = {
+    "plain": "plain + ksmd",
+    "host": "host (ksmd)",
+    "zero": "zero",
+    "vm": "vm",
+    "group": "group",
+}
 
 
 def mib(size: float) -> str:
@@ -280,7 +288,7 @@ def demo(
             help="Who shares with whom; compare: the same guests with each scope "
             "and with plain QEMU and ksmd."
         ),
-    ] = Scope.host,
+    ] = Scope.group,
     json_file: Annotated[
         Path | None,
         typer.Option(
@@ -307,7 +315,9 @@ def demo(
         )
     check_room(guests, memory)
     scopes = (
-        ["plain", "host", "zero", "vm"] if scope is Scope.compare else [scope.value]
+        ["plain", "host", "zero", "vm", "group"]
+        if scope is Scope.compare
+        else [scope.value]
     )
     need_qemu()
     image = guest_image()

@@ -32,6 +32,8 @@ TEST_FLOORS = {
     "slower": "base",
     "util": "base",
     "fake-store": "share",
+    "peer": "share",
+    "remote": "share",
     "rooms": "merge",
     "budget": "engine",
     "fault": "engine",
