@@ -98,7 +98,8 @@ typedef struct Group {
                    CALL_BIT(CALL_PUNCH) | CALL_BIT(CALL_ALLOCATE))
 #define BITS_ASK (CALL_BIT(CALL_PAGEMAP) | CALL_BIT(CALL_READ_AT))
 #define BITS_ALL ((1u << CALL_MAX) - 1)
-/* The kernel cannot fail these again and again. */
+/* The kernel cannot fail these again and again: no more than MORTAL_MAX. */
+#define MORTAL_MAX 5000u
 #define BITS_MORTAL (CALL_BIT(CALL_UNREGISTER) | CALL_BIT(CALL_WAKE))
 #define BITS_ALLOC (BITS_UFFD | BITS_FILE | CALL_BIT(CALL_MAP) | \
                     CALL_BIT(CALL_REMAP) | CALL_BIT(CALL_ADVISE) | \
@@ -378,6 +379,7 @@ static void count_tries(Call call)
 /* The errno that the rules have for a call; 0: none. */
 static int rules_code(Call call)
 {
+    static unsigned failures[CALL_MAX];     /* in a row */
     int code = 0;
 
     pthread_mutex_lock(&rules_lock);
@@ -386,6 +388,12 @@ static int rules_code(Call call)
             code = code_of(&rules[i], call);
             rules_triggered(call);
         }
+    }
+    failures[call] = code ? failures[call] + 1 : 0;
+    if ((CALL_BIT(call) & BITS_MORTAL) && failures[call] > MORTAL_MAX) {
+        /* burst upon burst: the engine would give up, and its owner hang */
+        failures[call] = 0;
+        code = 0;
     }
     pthread_mutex_unlock(&rules_lock);
     return code;

@@ -57,6 +57,17 @@ KsmEngine *stores_engine_new(const KsmConfig *config, GError **error)
     return engine_new_over(config, store, error);
 }
 
+void stores_heal(KsmEngine *e)
+{
+    FakeStoreHabits *habits;
+
+    if (stores() == STORES_FAKE && store_is_remote(e->content.store)) {
+        habits = fake_store_habits(e->content.store);
+        habits->refuse = habits->silent = habits->lie = habits->lose = 0;
+        fake_store_return(e->content.store);
+    }
+}
+
 /* Is something on its way that was asked or offered, or follows from that? */
 static bool stores_busy(KsmEngine *e)
 {

@@ -19,6 +19,9 @@ KsmEngine *stores_engine_new(const KsmConfig *config, GError **error);
 /* Memory given to such engines must have MADV_DONTFORK. */
 bool stores_group(void);
 
+/* The fake's peer is late from now on, and nothing worse. */
+void stores_heal(KsmEngine *e);
+
 /* util_engine() makes such engines, and util_passes() waits for answers. */
 void stores_choose(void);
 

@@ -1471,6 +1471,7 @@ static void heal(void)
     T.busy_one_in = 0;
     T.inhibited = NULL;
     heal_slots();
+    stores_heal(T.e);
     ksm_engine_set_run(T.e, true);
     ksm_engine_set_target_scan(T.e, 0);
     /* freed pages that are used again are noticed at once */

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/lock.h"
 #include "base/prim.h"
 #include "watch/pressure.h"
 
@@ -33,7 +34,7 @@ typedef struct Range {
 } Range;
 
 struct KsmFreer {
-    GMutex lock;
+    KsmLock lock;
     KsmFreePolicy policy;
     KsmPressure *pressure;
     int64_t looked_ns;          /* when pressure was last looked at */
@@ -62,7 +63,7 @@ KsmFreer *freer_new_at(KsmFreePolicy policy, const char *root)
 {
     KsmFreer *freer = g_new0(KsmFreer, 1);
 
-    g_mutex_init(&freer->lock);
+    lock_init(&freer->lock);
     g_queue_init(&freer->ranges);
     freer->links = g_hash_table_new(NULL, NULL);
     freer->policy = policy;
@@ -92,7 +93,7 @@ void ksm_freer_free(KsmFreer *freer)
     if (freer->pagemap >= 0) {
         prim.close(freer->pagemap);
     }
-    g_mutex_clear(&freer->lock);
+    lock_destroy(&freer->lock);
     g_free(freer);
 }
 
@@ -103,7 +104,7 @@ void freer_remember_all(KsmFreer *freer)
 
 void ksm_freer_set_decay(KsmFreer *freer, int64_t decay_ns)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
 
     freer->decay_ns = decay_ns;
 }
@@ -135,7 +136,7 @@ static bool is_lazy(KsmFreer *freer, int64_t now)
 
 bool freer_is_lazy(KsmFreer *freer)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
 
     return is_lazy(freer, (int64_t)prim.now_ns());
 }
@@ -228,14 +229,14 @@ static int release_lazily(KsmFreer *freer, char *addr, size_t len,
 
 int freer_release_lazily(KsmFreer *freer, void *addr, size_t len)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
 
     return release_lazily(freer, addr, len, (int64_t)prim.now_ns());
 }
 
 int ksm_freer_release(KsmFreer *freer, void *addr, size_t len)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
     int64_t now = (int64_t)prim.now_ns();
     int ret;
 
@@ -250,7 +251,7 @@ int ksm_freer_release(KsmFreer *freer, void *addr, size_t len)
 
 void freer_remember(KsmFreer *freer, void *addr, size_t len)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
 
     remember(freer, (uintptr_t)addr, (uintptr_t)addr + len,
              (int64_t)prim.now_ns());
@@ -258,7 +259,7 @@ void freer_remember(KsmFreer *freer, void *addr, size_t len)
 
 void ksm_freer_forget(KsmFreer *freer, void *addr, size_t len)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
     uintptr_t start = (uintptr_t)addr, end = start + len;
     GList *next;
 
@@ -292,14 +293,14 @@ static int64_t oldest_wait(KsmFreer *freer)
 
 int64_t freer_wait(KsmFreer *freer)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
 
     return oldest_wait(freer);
 }
 
 int64_t freer_due(KsmFreer *freer, void **addr, size_t *len)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
     Range *range = g_queue_peek_head(&freer->ranges);
     int64_t wait = oldest_wait(freer);
 
@@ -314,7 +315,7 @@ int64_t freer_due(KsmFreer *freer, void **addr, size_t *len)
 
 void freer_give_back(KsmFreer *freer, void *addr, size_t len)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
     PmRange found[KSM_CHUNK_SIZE / KSM_PAGE_SIZE];
     PmScan scan = {
         .fd = freer->pagemap,
@@ -353,7 +354,7 @@ int64_t ksm_freer_step(KsmFreer *freer)
 
 void ksm_freer_get_stats(KsmFreer *freer, KsmFreerStats *stats)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&freer->lock);
+    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
 
     *stats = freer->stats;
     stats->released = stats->lazy + stats->eager;
