@@ -111,7 +111,11 @@ private_apt() {
             "$key" "$mirror" "$release" "$key" "$mirror" "$release" \
             >>"$dir/etc/sources.list.new"
     done
-    PRIVATE_APT=(-q -o "Dir::Etc::sourcelist=$dir/etc/sources.list"
+    # such a hook of the machine's, as images for containers have, takes away
+    # what another apt-get is installing from
+    printf '#clear %s;\n' APT::Update::{Pre,Post}-Invoke{,-Success} \
+        >"$dir/etc/apt.conf"
+    PRIVATE_APT=(-q -c "$dir/etc/apt.conf" -o "Dir::Etc::sourcelist=$dir/etc/sources.list"
                  -o Dir::Etc::sourceparts=- -o Dir::Etc::preferencesparts=-
                  -o "Dir::State::lists=$dir/lists"
                  -o "Dir::Cache::archives=$dir/archives"

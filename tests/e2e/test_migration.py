@@ -208,7 +208,8 @@ def payload(accel: str, tracking: str, disk: Path, **changes: object) -> GuestSp
         accel=accel,
         disk=disk,
         # the kernel writes kvmclock's page itself, on both sides
-        extra=("-cpu", "max,kvmclock=off"),
+        # some KVM has an MSR 0x10a that cannot be set as it reads
+        extra=("-cpu", "max,kvmclock=off,arch-capabilities=off"),
         properties=properties(tracking, max_cpu=100),
     )
     return replace(spec, **changes)  # type: ignore[arg-type]

@@ -1541,11 +1541,14 @@ static void note_reasons(void)
     }
 }
 
+/* While calls fail it may have something to do all the time. */
+#define STEP_NS 100000000
+
 static void recover_step(unsigned n)
 {
     while (n--) {
         engine_enter();
-        faults_sleep(MAX(ksm_step(T.e, 1000000000), 0));
+        faults_sleep(MAX(ksm_step(T.e, STEP_NS), 0));
         engine_leave("ksm_step");
     }
 }

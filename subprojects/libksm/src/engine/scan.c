@@ -12,6 +12,7 @@
 #include "engine/discard.h"
 #include "engine/ripen.h"
 #include "engine/scan.h"
+#include "engine/settle.h"
 
 #define IDLE_MIN_NS     UINT64_C(100000000)
 #define IDLE_SOON_NS    UINT64_C(1000000000)
@@ -428,6 +429,7 @@ static unsigned plan_merge(KsmEngine *e, KsmRegion *r)
         page_collided(e, r, e->merge.collided[i].page,
                       e->merge.collided[i].tag);
     }
+    settle_kept(e, r, e->plan.chunk);
     e->total.merged += merged;
     r->merged += merged;
     return merged;

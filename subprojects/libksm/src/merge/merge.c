@@ -385,73 +385,26 @@ static void span_track(KsmMerge *m, Span *s)
     }
 }
 
-static bool span_is_cut(const Span *s)
+/* A huge page that goes back as it was is whole again. */
+static bool span_is_whole(const Span *s)
 {
     for (unsigned i = 0; i < s->iso.n; i++) {
         if (s->act[i] == ACT_MAP || s->act[i] == ACT_ZERO) {
-            return true;
+            return false;
         }
     }
-    return false;
+    return s->iso.huge;
 }
 
-/* Put back as it was, and what it holds is known. */
-static bool is_known(const KsmRegion *r, const Span *s, unsigned i)
+/* Those put back as they were, which now look written. */
+static void kept_note(KsmMerge *m, const Span *s)
 {
-    PageState state = page_state(r, s->page + i);
-    Fate fate = s->iso.fate[i];
+    for (unsigned i = 0; i < s->iso.n; i++) {
+        Fate fate = s->iso.fate[i];
 
-    return s->act[i] == ACT_KEEP && !(r->state[s->page + i] & PAGE_WRITTEN) &&
-           (fate == FATE_STAGED || fate == FATE_BACK) &&
-           (state == PAGE_UNIQUE || state == PAGE_EQUAL ||
-            state == PAGE_ZEROES);
-}
-
-static bool page_is_still(const KsmMerge *m, const KsmRegion *r, size_t page)
-{
-    uint32_t tag[2];
-
-    if (page_state(r, page) == PAGE_ZEROES) {
-        return bytes_are_zero(page_addr(r, page), PAGE_BYTES);
-    }
-    page_tags(m, page_addr(r, page), tag);
-    return r->tag[page] == tag[0] || r->tag[page] == tag[1];
-}
-
-/*
- * What was put back looks written.  It would be NEW, and nothing found equal to
- * it, until a pass has seen it quiet and the next one has hashed it.  So it is
- * protected again, and then looked at for what was written before that.  A huge
- * page that is whole would be split by protecting a part of it.
- */
-static void span_settle(KsmMerge *m, const Span *s)
-{
-    KsmRegion *r = m->plan->region;
-    unsigned n;
-
-    if (s->iso.huge && !span_is_cut(s)) {
-        return;
-    }
-    for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
-        /* a call for many runs: the pool between them is not asked about */
-        for (n = 0; i + n < s->iso.n; n++) {
-            if (!is_known(r, s, i + n) && (!n || s->act[i + n] != ACT_MAP)) {
-                break;
-            }
-        }
-        if (!n || !dirty_settle(m->dirty, r, s->page + i, n)) {
-            continue;
-        }
-        KSM_TSAN_IGNORE_BEGIN();    /* it may be written */
-        for (unsigned k = i; k < i + n; k++) {
-            size_t page = s->page + k;
-
-            if (is_known(r, s, k) && !page_is_still(m, r, page)) {
-                content_leave(m->content, r, page, PAGE_NEW);
-                page_mark(r, page, true);
-            }
-        }
-        KSM_TSAN_IGNORE_END();
+        m->kept[s->page % CHUNK_PAGES + i] =
+            s->act[i] == ACT_KEEP && !span_is_whole(s) &&
+            (fate == FATE_STAGED || fate == FATE_BACK);
     }
 }
 
@@ -549,7 +502,7 @@ static unsigned span_merge(KsmMerge *m, Span *s)
         if (s->iso.untracked) {
             span_track(m, s);
         }
-        span_settle(m, s);
+        kept_note(m, s);
     }
     plan_done(m->plan, s->page % CHUNK_PAGES, s->iso.n, s->act);
     return span_account(m, s);
@@ -564,6 +517,7 @@ unsigned merge_plan(KsmMerge *m)
     Span s;
 
     m->n_collided = 0;
+    memset(m->kept, 0, sizeof(m->kept));
     prim.signals_block(&old);
     for (unsigned i = 0; i < p->n_spans; i++) {
         span_start(&s, p, p->span[i]);

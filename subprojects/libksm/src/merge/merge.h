@@ -42,6 +42,7 @@ typedef struct KsmMerge {
     /* of the last plan */
     MergeCollided collided[CHUNK_PAGES];
     unsigned n_collided;
+    bool kept[CHUNK_PAGES];     /* put back; not in a whole huge page */
     /* since the engine was made; as in KsmStats */
     KsmStalls stalls;
     uint64_t isolations, busy, pinned, verify_failed;
@@ -49,7 +50,7 @@ typedef struct KsmMerge {
 
 /*
  * Carries the plan out.  Returns the number of pages merged or given back; the
- * caller takes note of those that collided.
+ * caller takes note of those that collided, and of those kept.
  */
 unsigned merge_plan(KsmMerge *m);
 
