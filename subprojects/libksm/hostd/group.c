@@ -442,8 +442,8 @@ static void judge(Judged *j, unsigned i)
 }
 
 /* Consecutive pages of the copy by one call.  How many were written. */
-static unsigned fill(Judged *j, uint32_t slot, const uint16_t *page,
-                     unsigned n, int *ret)
+static unsigned slots_fill(Judged *j, uint32_t slot, const uint16_t *page,
+                           unsigned n, int *ret)
 {
     Group *g = j->g;
     unsigned done = 0;
@@ -489,7 +489,7 @@ static unsigned publish_run(Judged *j, const uint16_t *page, unsigned n,
         *why = WIRE_FULL;
         return 0;
     }
-    done = fill(j, slot, page, took, &ret);
+    done = slots_fill(j, slot, page, took, &ret);
     if (done < took) {
         *why = ret == -ENOSPC || ret == -EFBIG ? WIRE_FULL : WIRE_NO_MEMORY;
         pool_untake(&g->pool, slot + done, took - done);

@@ -10,7 +10,6 @@
 #ifndef KSM_LOCK_H
 #define KSM_LOCK_H
 
-#include <glib.h>
 #include <pthread.h>
 #include <stdint.h>
 
@@ -27,16 +26,5 @@ void lock_init(KsmLock *l);
 void lock_destroy(KsmLock *l);
 void lock_take(KsmLock *l);
 void lock_release(KsmLock *l);
-
-/* Taken until the end of the block: g_autoptr(KsmLockHeld) held = ... */
-typedef KsmLock KsmLockHeld;
-
-static inline KsmLockHeld *lock_hold(KsmLock *l)
-{
-    lock_take(l);
-    return l;
-}
-
-G_DEFINE_AUTOPTR_CLEANUP_FUNC(KsmLockHeld, lock_release)
 
 #endif

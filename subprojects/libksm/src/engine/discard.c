@@ -13,16 +13,23 @@
 
 #define VMAS_MIN        256u    /* left: below, discard maps no more */
 
-/* Zeroes for a run that maps the pool.  Returns as run_empty(). */
+/*
+ * Zeroes for a run that maps the pool, or that is barred: then only a mapping
+ * gives access again, and it takes another's place.  Returns as run_empty().
+ */
 static int run_replace(KsmEngine *e, KsmRegion *r, const PageRun *run)
 {
-    bool room = vmas_free(&e->vmas) > VMAS_MIN;
+    bool room = run->barred || vmas_free(&e->vmas) > VMAS_MIN;
     int ret;
 
-    vmas_made(&e->vmas, 2);
-    if (room && attr_map_anonymous(r, run->addr, run->len) == 0) {
+    vmas_made(&e->vmas, run->barred ? 0 : 2);
+    ret = room ? attr_map_anonymous(r, run->addr, run->len) : -ENOMEM;
+    if (ret == 0) {
         dirty_track(&e->dirty, r, run->addr, run->len);
         return PAGE_HOLE;
+    }
+    if (run->barred) {
+        return ret;
     }
     /* where a mapping cannot be had */
     ret = prim.advise(run->addr, run->len, MADV_POPULATE_WRITE);
@@ -33,29 +40,14 @@ static int run_replace(KsmEngine *e, KsmRegion *r, const PageRun *run)
     return PAGE_BROKEN;
 }
 
-/* Nothing else gives access again; it takes the place of a mapping. */
-static int run_unbar(KsmEngine *e, KsmRegion *r, const PageRun *run)
-{
-    int ret = attr_map_anonymous(r, run->addr, run->len);
-
-    if (ret < 0) {
-        return ret;
-    }
-    dirty_track(&e->dirty, r, run->addr, run->len);
-    return PAGE_HOLE;
-}
-
 /* Returns the state of the run's pages from now on, or -errno. */
 static int run_empty(KsmEngine *e, KsmRegion *r, const PageRun *run,
                      bool lazy)
 {
     int ret;
 
-    if (run->mapped) {
+    if (run->mapped || run->barred) {
         return run_replace(e, r, run);
-    }
-    if (run->barred) {
-        return run_unbar(e, r, run);
     }
     if (!lazy) {
         ret = prim.advise(run->addr, run->len, MADV_DONTNEED);

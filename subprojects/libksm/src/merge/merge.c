@@ -396,18 +396,6 @@ static bool span_is_whole(const Span *s)
     return s->iso.huge;
 }
 
-/* Those put back as they were, which now look written. */
-static void kept_note(KsmMerge *m, const Span *s)
-{
-    for (unsigned i = 0; i < s->iso.n; i++) {
-        Fate fate = s->iso.fate[i];
-
-        m->kept[s->page % CHUNK_PAGES + i] =
-            s->act[i] == ACT_KEEP && !span_is_whole(s) &&
-            (fate == FATE_STAGED || fate == FATE_BACK);
-    }
-}
-
 /* A page's state from now on; PAGE_STATES: as it was. */
 static PageState state_after(const Span *s, unsigned i)
 {
@@ -458,12 +446,25 @@ static void pages_account(KsmMerge *m, const Span *s, unsigned *count)
     }
 }
 
+/* Those put back as they were, which now look written. */
+static void kept_note(KsmMerge *m, const Span *s)
+{
+    for (unsigned i = 0; i < s->iso.n; i++) {
+        Fate fate = s->iso.fate[i];
+
+        m->kept[s->page % CHUNK_PAGES + i] =
+            s->act[i] == ACT_KEEP && s->iso.any && !span_is_whole(s) &&
+            (fate == FATE_STAGED || fate == FATE_BACK);
+    }
+}
+
 static unsigned span_account(KsmMerge *m, const Span *s)
 {
     unsigned count[PLAN_ACTS] = { 0 }, failed, merged;
     KsmRegion *r = m->plan->region;
     KsmChunk *c = &r->chunk[m->plan->chunk];
 
+    kept_note(m, s);
     pages_account(m, s, count);
     chunk_set_reason(r, c, s->iso.why);
     failed = count[ACT_CHANGED] + count[ACT_COLLIDED];
@@ -502,7 +503,6 @@ static unsigned span_merge(KsmMerge *m, Span *s)
         if (s->iso.untracked) {
             span_track(m, s);
         }
-        kept_note(m, s);
     }
     plan_done(m->plan, s->page % CHUNK_PAGES, s->iso.n, s->act);
     return span_account(m, s);

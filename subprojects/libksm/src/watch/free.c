@@ -12,10 +12,10 @@
 #include "watch/free.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/lock.h"
 #include "base/prim.h"
 #include "watch/pressure.h"
 
@@ -34,7 +34,7 @@ typedef struct Range {
 } Range;
 
 struct KsmFreer {
-    KsmLock lock;
+    pthread_mutex_t lock;       /* ThreadSanitizer knows no GMutex */
     KsmFreePolicy policy;
     KsmPressure *pressure;
     int64_t looked_ns;          /* when pressure was last looked at */
@@ -48,6 +48,17 @@ struct KsmFreer {
     GHashTable *links;          /* the same by number of the chunk */
     KsmFreerStats stats;
 };
+
+/* Until the end of the block. */
+typedef pthread_mutex_t Held;
+
+static Held *hold(KsmFreer *freer)
+{
+    pthread_mutex_lock(&freer->lock);
+    return &freer->lock;
+}
+
+G_DEFINE_AUTOPTR_CLEANUP_FUNC(Held, pthread_mutex_unlock)
 
 /* /proc/swaps has a heading and a line per swap area. */
 static bool host_has_swap(void)
@@ -63,7 +74,7 @@ KsmFreer *freer_new_at(KsmFreePolicy policy, const char *root)
 {
     KsmFreer *freer = g_new0(KsmFreer, 1);
 
-    lock_init(&freer->lock);
+    pthread_mutex_init(&freer->lock, NULL);
     g_queue_init(&freer->ranges);
     freer->links = g_hash_table_new(NULL, NULL);
     freer->policy = policy;
@@ -93,7 +104,7 @@ void ksm_freer_free(KsmFreer *freer)
     if (freer->pagemap >= 0) {
         prim.close(freer->pagemap);
     }
-    lock_destroy(&freer->lock);
+    pthread_mutex_destroy(&freer->lock);
     g_free(freer);
 }
 
@@ -104,7 +115,7 @@ void freer_remember_all(KsmFreer *freer)
 
 void ksm_freer_set_decay(KsmFreer *freer, int64_t decay_ns)
 {
-    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
+    g_autoptr(Held) held = hold(freer);
 
     freer->decay_ns = decay_ns;
 }
@@ -136,7 +147,7 @@ static bool is_lazy(KsmFreer *freer, int64_t now)
 
 bool freer_is_lazy(KsmFreer *freer)
 {
-    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
+    g_autoptr(Held) held = hold(freer);
 
     return is_lazy(freer, (int64_t)prim.now_ns());
 }
@@ -229,14 +240,14 @@ static int release_lazily(KsmFreer *freer, char *addr, size_t len,
 
 int freer_release_lazily(KsmFreer *freer, void *addr, size_t len)
 {
-    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
+    g_autoptr(Held) held = hold(freer);
 
     return release_lazily(freer, addr, len, (int64_t)prim.now_ns());
 }
 
 int ksm_freer_release(KsmFreer *freer, void *addr, size_t len)
 {
-    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
+    g_autoptr(Held) held = hold(freer);
     int64_t now = (int64_t)prim.now_ns();
     int ret;
 
@@ -251,7 +262,7 @@ int ksm_freer_release(KsmFreer *freer, void *addr, size_t len)
 
 void freer_remember(KsmFreer *freer, void *addr, size_t len)
 {
-    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
+    g_autoptr(Held) held = hold(freer);
 
     remember(freer, (uintptr_t)addr, (uintptr_t)addr + len,
              (int64_t)prim.now_ns());
@@ -259,7 +270,7 @@ void freer_remember(KsmFreer *freer, void *addr, size_t len)
 
 void ksm_freer_forget(KsmFreer *freer, void *addr, size_t len)
 {
-    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
+    g_autoptr(Held) held = hold(freer);
     uintptr_t start = (uintptr_t)addr, end = start + len;
     GList *next;
 
@@ -293,14 +304,14 @@ static int64_t oldest_wait(KsmFreer *freer)
 
 int64_t freer_wait(KsmFreer *freer)
 {
-    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
+    g_autoptr(Held) held = hold(freer);
 
     return oldest_wait(freer);
 }
 
 int64_t freer_due(KsmFreer *freer, void **addr, size_t *len)
 {
-    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
+    g_autoptr(Held) held = hold(freer);
     Range *range = g_queue_peek_head(&freer->ranges);
     int64_t wait = oldest_wait(freer);
 
@@ -315,7 +326,7 @@ int64_t freer_due(KsmFreer *freer, void **addr, size_t *len)
 
 void freer_give_back(KsmFreer *freer, void *addr, size_t len)
 {
-    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
+    g_autoptr(Held) held = hold(freer);
     PmRange found[KSM_CHUNK_SIZE / KSM_PAGE_SIZE];
     PmScan scan = {
         .fd = freer->pagemap,
@@ -354,7 +365,7 @@ int64_t ksm_freer_step(KsmFreer *freer)
 
 void ksm_freer_get_stats(KsmFreer *freer, KsmFreerStats *stats)
 {
-    g_autoptr(KsmLockHeld) held = lock_hold(&freer->lock);
+    g_autoptr(Held) held = hold(freer);
 
     *stats = freer->stats;
     stats->released = stats->lazy + stats->eager;
