@@ -30,6 +30,7 @@ struct KsmRunner {
     bool sync_due;      /* a pass has ended: no step before the log is asked */
     uint64_t passes;    /* full scans when last looked at */
     unsigned users;
+    int group_fd;       /* the number of the connection that was taken over */
     uint64_t vma_reserve;       /* that the engine was told of */
 };
 
@@ -127,6 +128,7 @@ static KsmRunner *runner_new(const KsmRunnerKey *key, int group_fd,
     runner->key.group = g_strdup(key->group);
     runner->key.group_socket = g_strdup(key->group_socket);
     runner->engine = engine;
+    runner->group_fd = group_fd;
     runner->ctx = iothread_get_aio_context(iothread);
     if (key->iothread) {
         object_ref(OBJECT(key->iothread));
@@ -168,7 +170,7 @@ KsmRunner *ksm_runner_get(const KsmRunnerKey *key, int group_fd,
 
     if (fits && !current) {
         current = runner_new(key, group_fd, errp);
-    } else if (group_fd >= 0) {
+    } else if (group_fd >= 0 && !(current && current->group_fd == group_fd)) {
         close(group_fd);
     }
     if (!fits) {

@@ -31,8 +31,9 @@ bool ksm_runner_check(const KsmRunnerKey *key, Error **errp);
 
 /*
  * Takes a user of the engine with that key, made if there is none.  NULL with
- * @errp set if there can be none.  @group_fd: a connection to the group's daemon
- * that an engine to be made takes over, or -1; if there is one it is closed.
+ * @errp set if there can be none.  @group_fd: a connection to the group's
+ * daemon that an engine to be made takes over, or -1; if there is one it is
+ * closed, but for the one taken over: each object may be given its number.
  */
 KsmRunner *ksm_runner_get(const KsmRunnerKey *key, int group_fd,
                           Error **errp);

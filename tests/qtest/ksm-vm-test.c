@@ -672,6 +672,30 @@ static void test_group(const void *opaque)
     g_assert_nonnull(strstr(run->err, properties[1]));
 }
 
+/* Two objects are given one connection: it is taken over once, and kept. */
+static void test_group_fd(void)
+{
+    QTestState *qts;
+    char hello[4096];
+    int pair[2];
+
+    if (!can_run()) {
+        return;
+    }
+    g_assert_cmpint(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), ==, 0);
+    qemu_set_cloexec(pair[0]);
+    qts = qtest_initf("-object memory-backend-ksm,id=a,size=4M,scope=group,"
+                      "group=g,group-fd=%d "
+                      "-object memory-backend-ksm,id=b,size=4M,scope=group,"
+                      "group=g,group-fd=%d", pair[1], pair[1]);
+    close(pair[1]);
+    g_assert_cmpint(recv(pair[0], hello, sizeof(hello), 0), >, 0);
+    g_assert_cmpint(recv(pair[0], hello, sizeof(hello), MSG_DONTWAIT), ==, -1);
+    g_assert_cmpint(errno, ==, EAGAIN);
+    qtest_quit(qts);
+    close(pair[0]);
+}
+
 static void test_event(void)
 {
     QTestState *qts;
@@ -739,6 +763,7 @@ int main(int argc, char **argv)
     qtest_add_func("ksm-vm/background-snapshot", test_background_snapshot);
     qtest_add_func("ksm-vm/snapshot", test_snapshot);
     qtest_add_func("ksm-vm/event", test_event);
+    qtest_add_func("ksm-vm/group/fd", test_group_fd);
     for (int i = 0; i < ARRAY_SIZE(disagree); i++) {
         g_autofree char *path = g_strdup_printf("ksm-vm/agree/%s",
                                                 disagree[i][0]);

@@ -967,6 +967,30 @@ static void run_generation(void)
     prim.now_ns = prim_real.now_ns;
 }
 
+/* The last slot of a pool and the first of the next are not one run. */
+static void run_border(void)
+{
+    Peer *p = peer_new();
+    uint32_t last, first;
+    KsmStore *s;
+    StoreAnswer a;
+
+    prim.now_ns = now_as_told;
+    s = peer_store(p);
+    last = told(p, s, PEER_SLOTS - 1, 1);
+    peer_anew(p);
+    reconnect(p, s);
+    peer_welcome(p, false);
+    g_assert(answers(s, &a, 1) == 0 && !store_is_gone(s));
+    first = told(p, s, 0, 2);
+    g_assert(first != last + 1 && last != first + 1);
+    store_drop(s, last);
+    store_drop(s, first);
+    store_free(s);
+    peer_free(p);
+    prim.now_ns = prim_real.now_ns;
+}
+
 /* A daemon that has the same pool, but not our holds, is not talked to. */
 static void run_forgotten(void)
 {
@@ -1358,6 +1382,7 @@ int main(int argc, char **argv)
     g_test_add_func("/remote/resume", run_resume);
     g_test_add_func("/remote/resume/many", run_resume_many);
     g_test_add_func("/remote/generation", run_generation);
+    g_test_add_func("/remote/generation/border", run_border);
     g_test_add_func("/remote/forgotten", run_forgotten);
     g_test_add_func("/remote/lie-late", run_lie_late);
     g_test_add_func("/remote/unwelcome", run_unwelcome);

@@ -20,10 +20,11 @@ static bool is_known(const KsmEngine *e, const KsmRegion *r, size_t page)
 static bool is_still(const KsmEngine *e, const KsmRegion *r, size_t page)
 {
     const char *addr = page_addr(r, page);
+    bool zeroes = page_state(r, page) == PAGE_ZEROES;
     uint64_t hash;
 
-    if (page_state(r, page) == PAGE_ZEROES) {
-        return bytes_are_zero(addr, PAGE_BYTES);
+    if (zeroes || engine_zero_only(e)) {
+        return bytes_are_zero(addr, PAGE_BYTES) == zeroes;
     }
     hash = hash_page(&e->hasher, addr);
     return r->tag[page] == content_tag(r, hash) ||

@@ -446,14 +446,18 @@ static void pages_account(KsmMerge *m, const Span *s, unsigned *count)
     }
 }
 
-/* Those put back as they were, which now look written. */
+/*
+ * Those put back as they were, which now look written.  Not beside a device:
+ * what it writes past the page tables would not be told again.
+ */
 static void kept_note(KsmMerge *m, const Span *s)
 {
     for (unsigned i = 0; i < s->iso.n; i++) {
         Fate fate = s->iso.fate[i];
 
         m->kept[s->page % CHUNK_PAGES + i] =
-            s->act[i] == ACT_KEEP && s->iso.any && !span_is_whole(s) &&
+            s->act[i] == ACT_KEEP && s->iso.any && !s->iso.busy &&
+            !span_is_whole(s) &&
             (fate == FATE_STAGED || fate == FATE_BACK);
     }
 }

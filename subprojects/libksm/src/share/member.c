@@ -442,7 +442,10 @@ void member_grow(KsmMember *m, KsmForeign *f, ForeignBlock *b)
     }
 }
 
-/* A range of local numbers for that many slots; FOREIGN_SLOTS: none. */
+/*
+ * A range of local numbers for that many slots; FOREIGN_SLOTS: none.  No two
+ * ranges touch: consecutive numbers are mapped as one run, of one file.
+ */
 static uint32_t base_find(const KsmMember *m, uint32_t slots)
 {
     uint32_t base = 0;
@@ -450,8 +453,8 @@ static uint32_t base_find(const KsmMember *m, uint32_t slots)
     for (guint i = 0; i < m->pools->len; i++) {
         const KsmForeign *f = g_ptr_array_index(m->pools, i);
 
-        if (base < f->base + f->slots && f->base < base + slots) {
-            base = f->base + f->slots;
+        if (base <= f->base + f->slots && f->base <= base + slots) {
+            base = f->base + f->slots + 1;
             i = -1;         /* from the start */
         }
         if (base > FOREIGN_SLOTS - 1 - slots) {
@@ -607,8 +610,9 @@ static bool is_slot(const KsmMember *m, uint32_t slot)
 static bool slot_can_be(const KsmMember *m, WireType answer, uint32_t slot)
 {
     return is_slot(m, slot) ||
-           (answer == WIRE_ANSWER ? slot >= WIRE_WANTED
-                                  : slot <= WIRE_FULL && slot >= WIRE_NO_MEMORY);
+           (answer == WIRE_ANSWER
+            ? slot >= WIRE_WANTED
+            : slot <= WIRE_FULL && slot >= WIRE_NO_MEMORY);
 }
 
 /* All of it: else who gets the first answers would not get the others. */
