@@ -195,4 +195,15 @@ void ksm_kernel_read_ranges(const char *proc, KsmKernelRange *ranges,
         }
     }
     fclose(file);
+    /*
+     * Read in pieces: where a span was released between two of them, the
+     * mapping around it is told again, from its start.
+     */
+    for (unsigned i = 0; i < n_ranges; i++) {
+        KsmKernelRange *r = &ranges[i];
+
+        r->resident = MIN(r->resident, r->size);
+        r->merged.value = MIN(r->merged.value, (int64_t)r->size);
+        r->lazy_free = MIN(r->lazy_free, r->resident);
+    }
 }
