@@ -934,6 +934,46 @@ static void test_fork(void)
     munmap(mem, 2 * PAGES * PAGE);
 }
 
+/*
+ * A huge page of which a child's end leaves us a part: the kernel looks at its
+ * first page, which is gone, and does not move the others.
+ */
+static void test_fork_part(void)
+{
+    enum { PAGES = 512, COPIED = 100 };
+    KsmEngine *engine = new_engine();
+    char *mem = map_memory(2 * PAGES * PAGE);
+    KsmRegion *region;
+    int go[2], status;
+    char c = 0;
+    pid_t pid;
+
+    g_assert(!madvise(mem, 2 * PAGES * PAGE, MADV_HUGEPAGE));
+    fill(mem, PAGES);
+    fill(mem + PAGES * PAGE, PAGES);
+    g_assert(!pipe(go));
+    fflush(stdout);
+    pid = fork();
+    if (pid == 0) {
+        close(go[1]);
+        _exit(read(go[0], &c, 1));
+    }
+    g_assert(pid > 0);
+    close(go[0]);
+    fill(mem, COPIED);
+    close(go[1]);
+    g_assert(waitpid(pid, &status, 0) == pid && status == 0);
+    fill(mem, PAGES);
+    fill(mem + PAGES * PAGE, PAGES);
+    region = add(engine, mem, 2 * PAGES * PAGE, NULL, NULL);
+    g_assert(step_until(engine, PAGES) == PAGES);
+    check(mem, PAGES);
+    check(mem + PAGES * PAGE, PAGES);
+    g_assert(ksm_region_remove(region, KSM_REMOVE_UNMERGE) == 0);
+    ksm_engine_free(engine);
+    munmap(mem, 2 * PAGES * PAGE);
+}
+
 static size_t count_fds(void)
 {
     g_autoptr(GDir) dir = g_dir_open("/proc/self/fd", 0, NULL);
@@ -1029,6 +1069,7 @@ int main(int argc, char **argv)
                          test_memory_limit);
     g_test_add_func("/libksm/system/attributes", test_attributes);
     g_test_add_func("/libksm/system/fork", test_fork);
+    g_test_add_func("/libksm/system/fork-part", test_fork_part);
     g_test_add_func("/libksm/system/leaks", test_leaks);
     return g_test_run();
 }

@@ -19,6 +19,9 @@
 #include <sys/types.h>
 
 /* madvise(); not in every distribution's headers */
+#ifndef MADV_COLD
+#define MADV_COLD           20
+#endif
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT        21
 #endif

@@ -181,6 +181,11 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
  * so too soon costs that copy.)  Nor while a device writes by a plain
  * reference: the fault would copy, and leave the device the old page.  A later
  * device finds the page by its own write fault.
+ *
+ * Of a huge page that is mapped in part the kernel asks the first page, which
+ * may be gone with the child, and then never moves the others (Linux 6.18).
+ * MADV_COLD for a part of it splits it: then each answers for itself.  (Not
+ * where memory is locked.)
  */
 static void chunk_unshare(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -201,6 +206,7 @@ static void chunk_unshare(KsmEngine *e, KsmRegion *r, size_t chunk)
         if (n && !region_busy(r, page_addr(r, page + i), n * PAGE_BYTES)) {
             prim.advise(page_addr(r, page + i), n * PAGE_BYTES,
                         MADV_POPULATE_WRITE);
+            prim.advise(page_addr(r, page + i), n * PAGE_BYTES, MADV_COLD);
         }
     }
 }
