@@ -181,6 +181,9 @@ static int ksm_backend_take_fd(const char *name, Error **errp)
     if (!fd_is_socket(fd)) {
         error_setg(errp, "property 'group-fd' must be a connected socket, "
                    "which '%s' is not", name);
+        if (!g_ascii_isdigit(name[0])) {
+            close(fd);      /* the monitor has given it away */
+        }
         return -1;
     }
     qemu_set_cloexec(fd);

@@ -240,7 +240,8 @@ KsmRegion *ksm_region_add(KsmEngine *engine, void *addr, size_t len, int node,
 
 typedef enum KsmRemove {
     KSM_REMOVE_UNMERGE,     /* back to anonymous memory with its content */
-    KSM_REMOVE_FORGET,      /* the memory is about to be unmapped */
+    /* it is about to be unmapped: what it reads as from now on may change */
+    KSM_REMOVE_FORGET,
 } KsmRemove;
 
 /*

@@ -625,6 +625,10 @@ static void run_status(void)
     g_assert(store_group(s, &g) && g.members == 3);
     store_flush(s);
     peer_expect_none(p);
+    /* figures that cannot be */
+    state.state.used = 1;
+    peer_send(p, &state, sizeof(state), NULL, 0);
+    g_assert(answers(s, &(StoreAnswer) { 0 }, 1) == 0 && store_is_gone(s));
     store_free(s);
     peer_free(p);
 }

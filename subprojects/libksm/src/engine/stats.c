@@ -163,8 +163,8 @@ static uint64_t group_saved(const KsmEngine *e, uint64_t shared)
     if (!store_group(e->content.store, &g) || !g.held) {
         return 0;
     }
-    /* as far as the daemon knew then */
-    return shared - shared * MIN(g.share, g.held) / g.held;
+    /* as far as the daemon knew then, whatever it says */
+    return shared - (uint64_t)((double)shared * MIN(g.share, g.held) / g.held);
 }
 
 bool ksm_engine_get_group(KsmEngine *engine, KsmGroupStats *stats)

@@ -47,7 +47,8 @@ bool link_make(KsmLink *l)
     l->retry_ns = now + l->wait_ns;
     l->wait_ns = MIN(2 * l->wait_ns, WAIT_MAX_NS);
     l->fd = prim.connect(l->path);
-    if (l->fd < 0) {
+    l->absent = l->fd < 0;
+    if (l->absent) {
         l->fd = -1;
         return false;
     }

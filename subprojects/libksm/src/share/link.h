@@ -16,6 +16,7 @@
 typedef struct KsmLink {
     char *path;             /* NULL: it cannot be made again */
     int fd;                 /* -1: there is none */
+    bool absent;            /* nobody was there, the last time */
     uint64_t retry_ns;      /* when to try next */
     uint64_t wait_ns;       /* how long to wait after that */
     unsigned breaks;        /* how often it broke */

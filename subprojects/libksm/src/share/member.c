@@ -14,6 +14,17 @@
 #define FULL_AGAIN      8u
 #define BLOCK_NEW       16u     /* slots of a new block */
 #define GROW_SEQ        UINT64_MAX      /* other questions count from 0 */
+/*
+ * What a daemon may do to us.  One that is stopped, or hangs, is as good as
+ * gone; one that runs us over gets no more of a step than so many messages
+ * without an answer in them, and of memory no more than what is ours is worth.
+ */
+#define PATIENCE_NS     UINT64_C(30000000000)   /* for an answer */
+#define STEADY_NS       UINT64_C(10000000000)   /* up so long: it works */
+#define EMPTY_MAX       64u
+#define SPARE_MAX       (1u << 20)      /* slots, beyond pages of memory */
+#define IN_FLIGHT_MAX   64u
+#define RING_MAX        16384u          /* pages */
 
 typedef struct Question {
     uint64_t seq;
@@ -157,6 +168,7 @@ static void greet(KsmMember *m)
     memcpy(hello.name, m->name, sizeof(hello.name));
     if (member_send(m, &hello, sizeof(hello))) {
         m->state = MEMBER_GREETED;
+        m->waits_ns = prim.now_ns();
     } else {
         link_break(&m->link);
     }
@@ -169,7 +181,7 @@ static void member_up(KsmMember *m)
     m->losses++;
     m->refused = false;
     m->why = KSM_REASON_NO_MEMORY;
-    link_works(&m->link);
+    m->up_ns = prim.now_ns();
 }
 
 /* Slots that are held from @held on, as many as a message takes. */
@@ -216,6 +228,7 @@ static void resume(KsmMember *m)
             return;
         }
         m->held = end;
+        m->waits_ns = prim.now_ns();
         if (--m->held_left == 0) {
             member_up(m);
         }
@@ -243,6 +256,9 @@ static void drops_send(KsmMember *m)
 
 static void ask(KsmMember *m, Question *q)
 {
+    if (g_queue_is_empty(m->questions)) {
+        m->waits_ns = prim.now_ns();
+    }
     q->seq = m->seq++;
     g_queue_push_tail(m->questions, q);
     m->awaited += q->n;
@@ -319,10 +335,15 @@ void member_run(KsmMember *m)
     if (m->state == MEMBER_DOWN && m->pages &&
         (link_make(&m->link) || m->link.fd >= 0)) {
         greet(m);
+    } else if (m->link.absent) {
+        m->why = KSM_REASON_NO_DAEMON;
     }
     resume(m);
     if (m->state != MEMBER_UP) {
         return;
+    }
+    if (prim.now_ns() - m->up_ns >= STEADY_NS) {
+        link_works(&m->link);
     }
     drops_send(m);
     group_ask(m);
@@ -526,7 +547,7 @@ static bool welcomed(KsmMember *m, const WireWelcome *w, size_t len,
     /* whatever fails now: or each try would be one more member there */
     memcpy(m->cookie, w->cookie, sizeof(m->cookie));
     m->generation = w->generation;
-    if (ring_open(&m->ring, ring, w->ring_pages) < 0) {
+    if (ring_open(&m->ring, ring, MIN(w->ring_pages, RING_MAX)) < 0) {
         prim.close(pool);
         return false;
     }
@@ -538,7 +559,7 @@ static bool welcomed(KsmMember *m, const WireWelcome *w, size_t len,
     m->now->hold_users = w->hold_users;
     m->now->max_users = m->max_sharing;
     m->key = w->key;
-    m->in_flight = w->in_flight;
+    m->in_flight = MIN(w->in_flight, IN_FLIGHT_MAX);
     m->held = 0;
     if (w->resumed) {
         m->held_left = held_messages(m->now);
@@ -649,6 +670,7 @@ static int slots_read(KsmMember *m, StoreAnswer *answers, unsigned max)
         }
         question_free(g_queue_pop_head(m->questions));
         m->in_len = 0;
+        link_works(&m->link);
     }
     return n;
 }
@@ -710,6 +732,7 @@ static bool group_read(KsmMember *m)
     const WireState *state = (const WireState *)m->in;
 
     if (m->in_len < sizeof(*state) || state->head.count != 1 ||
+        state->slots > WIRE_SLOTS_MAX || state->used > state->slots ||
         m->in_len != sizeof(*state) + sizeof(WireMember)) {
         return false;
     }
@@ -726,8 +749,8 @@ static int message_read(KsmMember *m, StoreAnswer *answers, unsigned max)
     const WireHead *head = (const WireHead *)m->in;
     int n;
 
-    if (m->in_len < sizeof(*head) || m->state != MEMBER_UP) {
-        m->refused = m->in_len >= sizeof(*head) && head->type == WIRE_REFUSED;
+    m->refused = m->in_len >= sizeof(*head) && head->type == WIRE_REFUSED;
+    if (m->refused || m->in_len < sizeof(*head) || m->state != MEMBER_UP) {
         return -1;
     }
     switch (head->type) {
@@ -767,6 +790,9 @@ static bool message_next(KsmMember *m)
     }
     m->in_len = link_receive(&m->link, m->in, WIRE_MESSAGE_MAX, fds);
     m->in_at = 0;
+    if (m->in_len) {
+        m->waits_ns = prim.now_ns();
+    }
     if (m->in_len >= sizeof(*head) && head->type == WIRE_WELCOME) {
         sound = welcomed(m, (WireWelcome *)m->in, m->in_len, fds);
         m->in_len = 0;
@@ -812,13 +838,30 @@ static unsigned wanted_out(KsmMember *m, StoreAnswer *answers, unsigned max)
     return n;
 }
 
+/* Has it had time enough?  Asked when all that it said was read. */
+static bool patience_ends(const KsmMember *m)
+{
+    bool waits = m->state == MEMBER_UP ? !g_queue_is_empty(m->questions)
+                                       : m->state != MEMBER_DOWN;
+
+    return waits && prim.now_ns() - m->waits_ns > PATIENCE_NS;
+}
+
+/* Has it told us of more than can be of use, or does not take it back? */
+static bool is_swamped(const KsmMember *m)
+{
+    uint64_t most = m->pages + SPARE_MAX;
+
+    return m->drops->len > most || (m->now && m->now->shared > most);
+}
+
 unsigned member_answers(KsmMember *m, StoreAnswer *answers, unsigned max)
 {
-    unsigned n, wanted;
+    unsigned n, wanted, empty = 0;
 
     member_run(m);
     n = wanted = wanted_out(m, answers, max);
-    while (n < max && message_next(m)) {
+    while (n < max && empty < EMPTY_MAX && message_next(m)) {
         int got = message_read(m, answers + n, max - n);
 
         if (got < 0) {
@@ -826,6 +869,10 @@ unsigned member_answers(KsmMember *m, StoreAnswer *answers, unsigned max)
             break;
         }
         n += got;
+        empty += !got;
+    }
+    if (is_swamped(m) || (!n && !empty && patience_ends(m))) {
+        member_break(m);
     }
     return wanted ? n : n + wanted_out(m, answers + n, max - n);
 }

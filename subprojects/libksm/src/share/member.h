@@ -45,6 +45,8 @@ typedef struct KsmMember {
     MemberState state;
     unsigned breaks;        /* of the link, as seen */
     unsigned losses;        /* as KsmStoreOps.losses */
+    uint64_t up_ns;         /* since when the daemon is there for us */
+    uint64_t waits_ns;      /* for an answer, or something else, since */
     char name[64];
     uint64_t pages;         /* of memory: for HELLO */
     uint64_t cookie[2];     /* zeroes: none yet */
