@@ -30,7 +30,9 @@ struct KsmRunner {
     bool sync_due;      /* a pass has ended: no step before the log is asked */
     uint64_t passes;    /* full scans when last looked at */
     unsigned users;
-    int group_fd;       /* the number of the connection that was taken over */
+    /* the connection that was taken over: its number may be another's soon */
+    int group_fd;
+    uint64_t group_inode;
     uint64_t vma_reserve;       /* that the engine was told of */
 };
 
@@ -90,11 +92,20 @@ static void runner_step(void *opaque)
     }
 }
 
+/* 0: there is none. */
+static uint64_t inode_of(int fd)
+{
+    struct stat st;
+
+    return fd >= 0 && fstat(fd, &st) == 0 ? st.st_ino : 0;
+}
+
 static KsmRunner *runner_new(const KsmRunnerKey *key, int group_fd,
                              Error **errp)
 {
     g_autoptr(GError) error = NULL;
     IOThread *iothread = key->iothread ?: internal_iothread;
+    uint64_t inode = inode_of(group_fd);
     KsmConfig config;
     KsmRunner *runner;
     KsmEngine *engine;
@@ -129,6 +140,7 @@ static KsmRunner *runner_new(const KsmRunnerKey *key, int group_fd,
     runner->key.group_socket = g_strdup(key->group_socket);
     runner->engine = engine;
     runner->group_fd = group_fd;
+    runner->group_inode = inode;
     runner->ctx = iothread_get_aio_context(iothread);
     if (key->iothread) {
         object_ref(OBJECT(key->iothread));
@@ -170,7 +182,9 @@ KsmRunner *ksm_runner_get(const KsmRunnerKey *key, int group_fd,
 
     if (fits && !current) {
         current = runner_new(key, group_fd, errp);
-    } else if (group_fd >= 0 && !(current && current->group_fd == group_fd)) {
+    } else if (group_fd >= 0 &&
+               !(current && current->group_fd == group_fd &&
+                 current->group_inode == inode_of(group_fd))) {
         close(group_fd);
     }
     if (!fits) {

@@ -382,8 +382,9 @@ typedef struct KsmGroupStats {
 } KsmGroupStats;
 
 /*
- * False: the engine is in no group.  What it says is up to a step and ten
- * seconds old; a call then asks for newer figures, for the next one.
+ * False: the engine is in no group.  What it says is up to a step and a minute
+ * old (ten seconds, where much has changed here); a call then asks for newer
+ * figures, for the next one.
  */
 bool ksm_engine_get_group(KsmEngine *engine, KsmGroupStats *stats);
 

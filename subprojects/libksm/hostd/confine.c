@@ -53,7 +53,7 @@ static const char *const allowed[] = {
     "set_mempolicy",
     /* sockets, but for socket(); the event loop */
     "accept4", "bind", "connect", "eventfd2", "getsockopt", "listen", "poll",
-    "ppoll", "recvmsg", "sendmsg", "sendto", "setsockopt", "signalfd4",
+    "ppoll", "recvmsg", "sendmsg", "sendto", "setsockopt", "shutdown", "signalfd4",
     /* time, signals, itself */
     "clock_gettime", "clock_nanosleep", "exit", "exit_group", "futex",
     "getegid", "geteuid", "getgid", "getpid", "getrandom", "gettid",
@@ -102,11 +102,15 @@ static void filter_calls(void)
 }
 #endif
 
-void confine(Confine how)
+void confine_hide(void)
 {
     if (prctl(PR_SET_DUMPABLE, 0) < 0) {
         complain("memory cannot be hidden from the daemon's user", errno);
     }
+}
+
+void confine(Confine how)
+{
     drop_capabilities();
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) {
         complain("privileges may be gained again", errno);

@@ -15,6 +15,8 @@ typedef enum Confine {
     CONFINE_AGAIN,          /* a successor: the filter of calls is there */
 } Confine;
 
+/* First of all: nobody else of the daemon's user looks at its files. */
+void confine_hide(void);
 /* Prints what could not be given up, and goes on. */
 void confine(Confine how);
 

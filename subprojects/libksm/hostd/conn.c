@@ -66,9 +66,20 @@ static int send_now(Conn *c, const void *data, size_t len, const int *fds,
     return ret < 0 ? ret : 0;
 }
 
-static bool wait_for_room(int error)
+/*
+ * False: sent, or it never will be.  A peer that is gone is noticed by reading;
+ * to any other the connection ends: a message that it does not get is not to be
+ * followed by others.  It resumes, and says what it has.
+ */
+static bool wait_for_room(Conn *c, int error)
 {
-    return error == -EAGAIN || error == -ENOBUFS || error == -ENOMEM;
+    if (error == -EAGAIN || error == -ENOBUFS || error == -ENOMEM) {
+        return true;
+    }
+    if (error < 0) {
+        sys.shutdown(c->fd);
+    }
+    return false;
 }
 
 static void watch_for(Conn *c)
@@ -83,8 +94,9 @@ void conn_send_fds(Conn *c, const void *data, size_t len, const int *fds,
     Waiting *w;
 
     g_assert(n_fds <= CONN_FDS_MAX);
-    if (!c->out.length && !wait_for_room(send_now(c, data, len, fds, n_fds))) {
-        return;     /* sent, or the peer is gone: that is noticed by reading */
+    if (!c->out.length && !wait_for_room(c, send_now(c, data, len, fds,
+                                                    n_fds))) {
+        return;
     }
     w = g_new0(Waiting, 1);
     w->bytes = g_bytes_new(data, len);
@@ -117,7 +129,7 @@ static void flush(Conn *c)
         size_t len;
         const void *data = g_bytes_get_data(w->bytes, &len);
 
-        if (wait_for_room(send_now(c, data, len, w->fds, w->n_fds))) {
+        if (wait_for_room(c, send_now(c, data, len, w->fds, w->n_fds))) {
             return;
         }
         c->queued -= len;

@@ -20,6 +20,7 @@
 #define LEAVE_SLOTS     65536u  /* looked at in a step of leaving */
 #define LEAVE_HOLDS     2048u   /* given back in it */
 #define PREFETCH        16u     /* hashes ahead */
+#define SAME_TRIES      8u      /* pages with one hash compared, of an offer */
 
 G_STATIC_ASSERT((LOOK_PAGES + WIRE_OFFERS) * PAGE_BYTES < MEMCG_ROOM_MIN);
 
@@ -213,6 +214,47 @@ static uint32_t lookup(const Group *g, uint64_t hash)
     return index_find(&g->index, hash, is_meant, &meant);
 }
 
+/* Is that in the slot?  If memory has failed there: no. */
+static bool slot_has(const Group *g, uint32_t slot, const char *page)
+{
+    return pool_readable(&g->pool, slot, 1) == 0 &&
+           memcmp(pool_page(&g->pool, slot), page, PAGE_BYTES) == 0;
+}
+
+typedef struct Equal {
+    Meant meant;
+    const char *page;
+} Equal;
+
+static bool is_equal(const void *opaque, uint32_t slot)
+{
+    const Equal *equal = opaque;
+
+    return is_meant(&equal->meant, slot) &&
+           slot_has(equal->meant.g, slot, equal->page);
+}
+
+/*
+ * The slot with that content (@is), or the one whose place the content's next
+ * slot takes.  Other content with that hash keeps its place: whoever knows the
+ * key can make some.  But where memory has failed it is found no more.
+ */
+static uint32_t lookup_equal(const Group *g, uint64_t hash, const char *page,
+                             bool *is)
+{
+    Equal equal = { { g, hash >> 32 }, page };
+    uint32_t slot = index_find(&g->index, hash, is_equal, &equal);
+
+    *is = slot != PLACE_NONE;
+    if (!*is) {
+        slot = lookup(g, hash);
+        if (slot != PLACE_NONE && pool_readable(&g->pool, slot, 1) == 0) {
+            slot = PLACE_NONE;
+        }
+    }
+    return slot;
+}
+
 bool group_hold(Group *g, GroupMember *m, uint32_t slot)
 {
     /* nobody may have all holds of a slot, or others had to publish a copy */
@@ -267,13 +309,6 @@ void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
         }
     }
     g->stats.asked += n;
-}
-
-/* Is that in the slot?  If memory has failed there: no. */
-static bool slot_has(const Group *g, uint32_t slot, const char *page)
-{
-    return pool_readable(&g->pool, slot, 1) == 0 &&
-           memcmp(pool_page(&g->pool, slot), page, PAGE_BYTES) == 0;
 }
 
 /* WIRE_*: why nothing may be written now. */
@@ -407,12 +442,14 @@ static int copy_pages(Judged *j, const GroupOffer *o)
 static unsigned same_before(const Judged *j, unsigned i)
 {
     const char *copy = j->g->copy;
+    unsigned tries = 0;
 
-    for (unsigned k = 0; k < j->n_fresh; k++) {
+    for (unsigned k = 0; k < j->n_fresh && tries < SAME_TRIES; k++) {
         unsigned f = j->fresh[k];
+        bool maybe = j->hash[f] == j->hash[i];
 
-        if (j->hash[f] == j->hash[i] &&
-            memcmp(copy + f * PAGE_BYTES, copy + i * PAGE_BYTES,
+        tries += maybe;
+        if (maybe && memcmp(copy + f * PAGE_BYTES, copy + i * PAGE_BYTES,
                    PAGE_BYTES) == 0) {
             return f;
         }
@@ -424,12 +461,12 @@ static unsigned same_before(const Judged *j, unsigned i)
 static void judge(Judged *j, unsigned i)
 {
     Group *g = j->g;
-    uint32_t slot = lookup(g, j->hash[i]);
+    const char *page = g->copy + i * PAGE_BYTES;
+    bool is;
+    uint32_t slot = lookup_equal(g, j->hash[i], page, &is);
 
     j->same[i] = i;
-    if (slot != PLACE_NONE &&
-        slot_has(g, slot, g->copy + i * PAGE_BYTES) &&
-        hold_told(g, j->m, slot, j->blocks)) {
+    if (is && hold_told(g, j->m, slot, j->blocks)) {
         j->slot[i] = slot;
         g->stats.found++;
         return;
@@ -634,15 +671,15 @@ int group_repeat(Group *g, GroupMember *m, const GroupOffer *o, unsigned want,
     int ret = copy_pages(&j, o);
     uint32_t old;
     KsmPattern *t;
+    bool is;
 
     if (ret < 0) {
         return ret;
     }
     g->pool.node = o->node;
     g->stats.offered++;
-    old = lookup(g, j.hash[0]);
-    t = old != PLACE_NONE && slot_has(g, old, g->copy)
-        ? pool_pattern(&g->pool, old) : NULL;
+    old = lookup_equal(g, j.hash[0], g->copy, &is);
+    t = is ? pool_pattern(&g->pool, old) : NULL;
     if (t && group_hold(g, m, old)) {
         g->stats.found++;
         block_grow(g, t, want);

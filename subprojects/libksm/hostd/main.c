@@ -174,6 +174,7 @@ int main(int argc, char **argv)
         .share = o.share,
         .root = "/",
     };
+    confine_hide();
     signal(SIGPIPE, SIG_IGN);
     allow_descriptors();
     reload_prepare(argv);

@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/huge.h"
 #include "base/page.h"
 #include "base/prim.h"
 #include "poolfile.h"
@@ -217,22 +218,6 @@ static int memfd_make(PoolFile *f)
     return ret;
 }
 
-/*
- * A hole punched into a huge page is zeroes written in place.  "force" makes
- * them in all mounts, "always" and "within_size" in memfds only.
- */
-static bool may_be_huge(PoolFileKind kind)
-{
-    g_autofree char *text =
-        prim_read_file("/sys/kernel/mm/transparent_hugepage/shmem_enabled",
-                       NULL);
-
-    return text && (strstr(text, "[force]") ||
-                    (kind == POOLFILE_MEMFD &&
-                     (strstr(text, "[always]") ||
-                      strstr(text, "[within_size]"))));
-}
-
 int poolfile_make(PoolFile *f, uint64_t bytes, char **note)
 {
     int tmpfs, ret;
@@ -252,7 +237,7 @@ int poolfile_make(PoolFile *f, uint64_t bytes, char **note)
             ": it is a memfd, and members that are root or of this user are "
             "refused; allow user namespaces, or give CAP_SYS_ADMIN at start");
     }
-    f->keeps_all = may_be_huge(f->kind);
+    f->keeps_all = huge_shmem(f->kind == POOLFILE_MEMFD ? HUGE_MEMFD : HUGE_NEVER);
     return ret;
 }
 

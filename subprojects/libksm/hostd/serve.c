@@ -240,8 +240,12 @@ static void client_new(Server *s, int fd)
 
     if (s->clients->len > s->group.config.max_members + STRANGERS_MAX) {
         /* who has something to say has said it soon */
-        client_refuse(oldest_stranger(s), WIRE_REFUSED_FULL,
-                      "too many connections");
+        Client *oldest = oldest_stranger(s);
+
+        client_refuse(oldest, WIRE_REFUSED_FULL, "too many connections");
+        if (oldest == c) {
+            return;
+        }
     }
     if (conn_identify(fd, 1) < 0) {
         client_refuse(c, WIRE_REFUSED_LACK, "the daemon's kernel cannot tell "

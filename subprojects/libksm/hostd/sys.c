@@ -168,6 +168,11 @@ static ssize_t real_send(int fd, const struct msghdr *m)
     return ret < 0 ? -errno : ret;
 }
 
+static int real_shutdown(int fd)
+{
+    return shutdown(fd, SHUT_RDWR) < 0 ? -errno : 0;
+}
+
 static int real_socket_option(int fd, int option, int value)
 {
     return result(setsockopt(fd, SOL_SOCKET, option, &value, sizeof(value)));
@@ -210,6 +215,7 @@ static int real_random(void *to, size_t len)
     .accept = real_accept, \
     .receive = real_receive, \
     .send = real_send, \
+    .shutdown = real_shutdown, \
     .socket_option = real_socket_option, \
     .signals = real_signals, \
     .random = real_random, \

@@ -45,6 +45,7 @@ typedef struct HostSys {
     int (*accept)(int fd);
     ssize_t (*receive)(int fd, struct msghdr *m);
     ssize_t (*send)(int fd, const struct msghdr *m);
+    int (*shutdown)(int fd);            /* in both directions */
     int (*socket_option)(int fd, int option, int value);
     int (*signals)(const sigset_t *set);        /* a descriptor of them */
     /* chance, that is never weak */

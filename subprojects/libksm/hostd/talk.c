@@ -17,6 +17,7 @@
 
 #define IN_FLIGHT   4u
 #define NODES       1024    /* and fewer, that a kernel has */
+#define PROCESS_MIN 8u      /* members that a process may be */
 
 static void bad(Client *c, const char *what)
 {
@@ -91,11 +92,37 @@ static void resume(Client *c, Member *m)
     m->conn = c->conn;
 }
 
+/* Of the process that sends. */
+static unsigned members_of(const Server *s, int pidfd)
+{
+    uint32_t pid = process_number(pidfd);
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
+        const Member *m = (const Member *)s->group.member[i];
+
+        n += m && m->exit_watch && m->pid == pid;
+    }
+    return n;
+}
+
+/*
+ * A process can be several: an engine that was ended and made anew is another
+ * member, while the first one's slots may still be mapped.  But none may be so
+ * many that there is no room for others.
+ */
 static bool join(Client *c, const WireHello *h, Packet *p)
 {
     Server *s = c->server;
-    int ret = member_new(&c->member, &s->group, h, p->pidfd);
+    unsigned most = MAX(PROCESS_MIN, s->group.config.max_members / 8);
+    int ret;
 
+    if (members_of(s, p->pidfd) >= most) {
+        client_refuse(c, WIRE_REFUSED_FULL, "the process is %u members, as "
+                      "many as one may be", most);
+        return false;
+    }
+    ret = member_new(&c->member, &s->group, h, p->pidfd);
     if (ret == -ENOSPC) {
         client_refuse(c, WIRE_REFUSED_FULL, "the group has %u members, as "
                       "many as may be (--members)", s->group.members);
@@ -121,9 +148,12 @@ static bool hello_check(Client *c, const WireHello *h, const Packet *p)
     } else if (h->version != WIRE_VERSION) {
         client_refuse(c, WIRE_REFUSED_VERSION, "version %u is asked for; "
                       "there is %u", h->version, WIRE_VERSION);
-    } else if (p->pidfd < 0) {
+    } else if (p->pidfd < 0 || p->uid == (uid_t)-1) {
         client_refuse(c, WIRE_REFUSED_LACK,
                       "the kernel did not say which process sends");
+    } else if (!process_number(p->pidfd)) {
+        client_refuse(c, WIRE_REFUSED_LACK, "the daemon does not see the "
+                      "process: it is in another PID namespace, or gone");
     } else if (!poolfile_may_give(&c->server->file, p->uid)) {
         client_refuse(c, WIRE_REFUSED_RIGHT, "root, and the daemon's user, "
                       "could write this pool, for it is a memfd");

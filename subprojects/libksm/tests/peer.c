@@ -150,7 +150,7 @@ void peer_send(Peer *p, const void *message, size_t len, const int *fds,
     g_assert(sendmsg(p->fd, &msg, MSG_NOSIGNAL) == (ssize_t)len);
 }
 
-void peer_welcome(Peer *p, bool resumed)
+static void welcome(Peer *p, bool resumed, unsigned n_fds)
 {
     int fds[] = { p->pool_ro, p->ring };
     WireWelcome w = {
@@ -168,7 +168,17 @@ void peer_welcome(Peer *p, bool resumed)
         .in_flight = 4,
     };
 
-    peer_send(p, &w, sizeof(w), fds, 2);
+    peer_send(p, &w, sizeof(w), fds, n_fds);
+}
+
+void peer_welcome(Peer *p, bool resumed)
+{
+    welcome(p, resumed, 2);
+}
+
+void peer_welcome_none(Peer *p, bool resumed)
+{
+    welcome(p, resumed, 0);
 }
 
 void peer_answer(Peer *p, const uint32_t *slot, unsigned n)

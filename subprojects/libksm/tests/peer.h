@@ -51,6 +51,8 @@ void peer_send(Peer *p, const void *message, size_t len, const int *fds,
                unsigned n_fds);
 /* @resumed: as in WELCOME. */
 void peer_welcome(Peer *p, bool resumed);
+/* ... of which the descriptors are lost. */
+void peer_welcome_none(Peer *p, bool resumed);
 /* ANSWER or TAKEN to the message received last. */
 void peer_answer(Peer *p, const uint32_t *slot, unsigned n);
 void peer_news(Peer *p, uint64_t hash, uint32_t slot);

@@ -1127,21 +1127,23 @@ static void test_bytes(Fixture *f, gconstpointer data)
     }
 }
 
-static const char *shmem_text;
+static const char *shmem_text, *shmem_64k;
 static int shmem_fd;
 
 static int open_shmem(const char *path)
 {
+    const char *text = strstr(path, "hugepages-64kB/") ? shmem_64k
+                     : strstr(path, "hugepages-") ? NULL : shmem_text;
     int fd;
 
     if (!strstr(path, "shmem_enabled")) {
         return prim_real.open_read(path);
     }
-    if (!shmem_text) {
+    if (!text) {
         return -ENOENT;
     }
     fd = prim_real.memfd("shmem_enabled");
-    g_assert(write(fd, shmem_text, strlen(shmem_text)) > 0);
+    g_assert(write(fd, text, strlen(text)) > 0);
     g_assert(lseek(fd, 0, SEEK_SET) == 0);
     shmem_fd = fd;
     return fd;
@@ -1161,14 +1163,23 @@ static void test_huge_shmem(Fixture *f, gconstpointer data)
     static const struct {
         const char *text;
         bool huge;
+        const char *size;
     } texts[] = {
-        { "always within_size advise [never] deny force\n", false },
-        { "always within_size [advise] never deny force\n", false },
-        { "always within_size advise never [deny] force\n", false },
-        { "[always] within_size advise never deny force\n", true },
-        { "always [within_size] advise never deny force\n", true },
-        { "always within_size advise never deny [force]\n", true },
-        { NULL, false },
+        { "always within_size advise [never] deny force\n", false, NULL },
+        { "always within_size [advise] never deny force\n", false, NULL },
+        { "always within_size advise never [deny] force\n", false, NULL },
+        { "[always] within_size advise never deny force\n", true, NULL },
+        { "always [within_size] advise never deny force\n", true, NULL },
+        { "always within_size advise never deny [force]\n", true, NULL },
+        { NULL, false, NULL },
+        { "always within_size advise [never] deny force\n", true,
+          "[always] inherit within_size advise never\n" },
+        { "always within_size advise [never] deny force\n", true,
+          "always inherit [within_size] advise never\n" },
+        { "always within_size advise [never] deny force\n", false,
+          "always [inherit] within_size advise never\n" },
+        { "always within_size advise [never] deny force\n", false,
+          "always inherit within_size [advise] never\n" },
     };
 
     for (unsigned i = 0; i < G_N_ELEMENTS(texts); i++) {
@@ -1177,6 +1188,7 @@ static void test_huge_shmem(Fixture *f, gconstpointer data)
         KsmPool p;
 
         shmem_text = texts[i].text;
+        shmem_64k = texts[i].size;
         prim.open_read = open_shmem;
         g_assert(pool_init(&p, SHARING) == 0);
         prim.open_read = prim_real.open_read;

@@ -625,6 +625,27 @@ static void run_status(void)
     g_assert(store_group(s, &g) && g.members == 3);
     store_flush(s);
     peer_expect_none(p);
+    /* again when they are old, or much has changed here */
+    prim.now_ns = now_as_told;
+    now = prim_real.now_ns() + UINT64_C(11000000000);
+    g_assert(store_group(s, &g));
+    store_flush(s);
+    peer_expect_none(p);
+    for (unsigned i = 0; i < 40; i++) {
+        told(p, s, i, i);
+    }
+    g_assert(store_group(s, &g));
+    store_flush(s);
+    peer_expect(p, WIRE_STATUS);
+    peer_send(p, &state, sizeof(state), NULL, 0);
+    g_assert(answers(s, &(StoreAnswer) { 0 }, 1) == 0);
+    now += UINT64_C(61000000000);
+    g_assert(store_group(s, &g));
+    store_flush(s);
+    peer_expect(p, WIRE_STATUS);
+    peer_send(p, &state, sizeof(state), NULL, 0);
+    g_assert(answers(s, &(StoreAnswer) { 0 }, 1) == 0);
+    prim.now_ns = prim_real.now_ns;
     /* figures that cannot be */
     state.state.used = 1;
     peer_send(p, &state, sizeof(state), NULL, 0);

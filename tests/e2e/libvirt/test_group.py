@@ -177,7 +177,7 @@ def test_apparmor_names_what_is_mapped(patched: Daemon, daemon: Poold) -> None:
     names = set(re.findall(r" (/\S*ksm-\S*)", maps))
     assert names == {"/ksm-pool", "/memfd:ksm-ring"}
     rules = (FILES / "apparmor-libvirt-qemu").read_text()
-    assert "  /ksm-pool r,\n" in rules and "  /memfd:ksm-{pool,ring} rw,\n" in rules
+    assert "  /ksm-pool r,\n" in rules and "  /memfd:ksm-ring rw,\n" in rules
 
 
 def test_groups_do_not_meet(patched: Daemon, daemon: Poold) -> None:

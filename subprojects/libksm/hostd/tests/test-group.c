@@ -833,6 +833,31 @@ static void test_tight(void)
     world_free(w);
 }
 
+/*
+ * Content with another's hash, which whoever knows the key can make (played
+ * here by writing to the slot): it does not take its place, and finds itself.
+ */
+static void test_same_hash(void)
+{
+    g_autofree World *w = g_new(World, 1);
+    GroupConfig config = plain();
+    uint32_t first, other, again, asked;
+    char page[PAGE_BYTES];
+
+    world_init(w, &config, 1);
+    offer_some(w, 0, 7, 1, &first);
+    page_make(page, 8);
+    g_assert(prim.write(w->g.pool.fd, page, PAGE_BYTES,
+                        (off_t)first * PAGE_BYTES) == PAGE_BYTES);
+    offer_some(w, 1, 7, 1, &other);
+    g_assert(other != first && other < SLOTS);
+    offer_some(w, 2, 7, 1, &again);
+    g_assert(again == other);
+    group_ask(&w->g, &w->member[3], &w->hash[7], 1, &asked, w->blocks);
+    g_assert(asked == first);
+    world_free(w);
+}
+
 int main(int argc, char **argv)
 {
     static Run strict, loose, scarce;
@@ -853,6 +878,7 @@ int main(int argc, char **argv)
     g_test_add_func("/group/domains", test_domains);
     g_test_add_func("/group/replica", test_replica);
     g_test_add_func("/group/greedy", test_greedy);
+    g_test_add_func("/group/same-hash", test_same_hash);
     g_test_add_func("/group/quotas", test_quotas);
     g_test_add_func("/group/full", test_full);
     g_test_add_func("/group/many", test_many);

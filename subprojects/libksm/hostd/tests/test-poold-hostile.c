@@ -50,7 +50,10 @@ typedef struct Scene {
 
 static void scene_begin(Scene *s)
 {
-    s->d = poold_new(NULL);
+    /* this process is many of them, more than of so few it might be */
+    static const PooldConfig config = { .members = 1000 };
+
+    s->d = poold_new(&config);
     s->by = peer_new(s->d, NULL);
     s->slot = peer_offer_one(s->by, 1);
     s->first = peer_repeat(s->by, 2, 8, &s->length);
@@ -1041,6 +1044,34 @@ static void test_few_files(void)
     scene_end(&s);
 }
 
+/* One process does not take the others' room. */
+static void test_greedy_process(void)
+{
+    static const PooldConfig config = { .members = 20 };
+    Poold *d = poold_new(&config);
+    Peer *p[21], *other;
+    Proc *proc = proc_new(-1);
+    unsigned n = 0;
+
+    while (n < G_N_ELEMENTS(p)) {
+        p[n] = peer_connect(d);
+        if (!peer_hello(p[n++], NULL)) {
+            break;
+        }
+    }
+    g_assert(n == 9 && p[8]->refused.code == WIRE_REFUSED_FULL);
+    other = peer_new(d, proc);
+    /* what it was it may be again */
+    peer_close(p[0]);
+    peer_free(peer_resume(d, p[0]));
+    peer_free(other);
+    proc_free(proc);
+    while (n) {
+        peer_free(p[--n]);
+    }
+    poold_free(d);
+}
+
 static void test_hasty(void)
 {
     Proc *proc[N_HASTY];
@@ -1350,6 +1381,7 @@ int main(int argc, char **argv)
         { "/hostile/collision", test_collision },
         { "/hostile/silent", test_silent },
         { "/hostile/few-files", test_few_files },
+        { "/hostile/greedy-process", test_greedy_process },
         { "/hostile/hasty", test_hasty },
         { "/hostile/pool", test_pool },
         { "/hostile/unprivileged", test_unprivileged },

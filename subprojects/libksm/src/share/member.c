@@ -533,9 +533,15 @@ static bool welcomed(KsmMember *m, const WireWelcome *w, size_t len,
                      int fds[2])
 {
     int pool = fds[0], ring = fds[1];
+    bool sound = welcome_is_sound(m, w, len);
 
     fds[0] = fds[1] = -1;
-    if (pool < 0 || ring < 0 || !welcome_is_sound(m, w, len)) {
+    if (sound) {
+        /* whatever fails now: or each try would be one more member there */
+        memcpy(m->cookie, w->cookie, sizeof(m->cookie));
+        m->generation = w->generation;
+    }
+    if (!sound || pool < 0 || ring < 0) {
         if (pool >= 0) {
             prim.close(pool);
         }
@@ -544,9 +550,6 @@ static bool welcomed(KsmMember *m, const WireWelcome *w, size_t len,
         }
         return false;
     }
-    /* whatever fails now: or each try would be one more member there */
-    memcpy(m->cookie, w->cookie, sizeof(m->cookie));
-    m->generation = w->generation;
     if (ring_open(&m->ring, ring, MIN(w->ring_pages, RING_MAX)) < 0) {
         prim.close(pool);
         return false;
@@ -739,6 +742,7 @@ static bool group_read(KsmMember *m)
     g_free(m->group);
     m->group = g_memdup2(state, m->in_len);
     m->group_ns = prim.now_ns();
+    m->group_shared = m->now->shared;
     m->group_awaited = false;
     return true;
 }

@@ -83,6 +83,7 @@ typedef struct KsmMember {
     /* the group, as told last */
     WireState *group;
     uint64_t group_ns;      /* when */
+    uint64_t group_shared;  /* slots that we had then */
     bool group_asked;
     bool group_awaited;     /* ... and not told */
 } KsmMember;

@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/huge.h"
 #include "base/prim.h"
 #include "share/pool.h"
 
@@ -36,20 +37,6 @@ static void *anonymous(size_t len)
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
-/*
- * Would the pool be made of huge pages?  A hole punched into one is zeroes
- * written in place, visible to all that still refer to the page: then nothing
- * is given up at all.
- */
-static bool shmem_is_huge(void)
-{
-    g_autofree char *text =
-        prim_read_file("/sys/kernel/mm/transparent_hugepage/shmem_enabled",
-                       NULL);
-
-    return text && (strstr(text, "[always]") || strstr(text, "[force]") ||
-                    strstr(text, "[within_size]"));
-}
 
 static const SlotList empty_list = { SLOT_NONE, SLOT_NONE };
 
@@ -93,7 +80,7 @@ int pool_init(KsmPool *p, unsigned max_sharing)
     if (ret < 0) {
         return ret;
     }
-    p->keep_all = shmem_is_huge();
+    p->keep_all = huge_shmem(HUGE_MEMFD);
     p->fd = prim.memfd("libksm-pool");
     if (p->fd < 0) {
         return p->fd;

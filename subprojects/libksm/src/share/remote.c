@@ -8,8 +8,13 @@
 #include "share/remote.h"
 
 #define LOOK_NS     UINT64_C(1000000000)
-/* How old figures of the group may be: the daemon goes over all holds. */
-#define GROUP_NS    UINT64_C(10000000000)
+/*
+ * How old figures of the group may be: the daemon goes over all holds.  Less
+ * where what is held here has changed.
+ */
+#define GROUP_NS        UINT64_C(60000000000)
+#define GROUP_SOON_NS   UINT64_C(10000000000)
+#define GROUP_CHANGE    32u     /* one in so many slots, and so many more */
 #define RIPEN_NS    UINT64_C(1000000000)
 
 typedef struct Remote {
@@ -231,6 +236,18 @@ static StoreStats remote_stats(KsmStore *s)
     return stats;
 }
 
+static bool group_is_old(const KsmMember *m)
+{
+    uint64_t age = prim.now_ns() - m->group_ns;
+    uint64_t then = m->group_shared, now = m->now ? m->now->shared : 0;
+
+    if (!m->group || age > GROUP_NS) {
+        return true;
+    }
+    return age > GROUP_SOON_NS &&
+           MAX(then, now) - MIN(then, now) > then / GROUP_CHANGE + GROUP_CHANGE;
+}
+
 static bool remote_group(KsmStore *s, KsmGroupStats *g)
 {
     KsmMember *m = member(s);
@@ -247,7 +264,7 @@ static bool remote_group(KsmStore *s, KsmGroupStats *g)
         g->held = m->group->member[0].holds;
         g->share = m->group->member[0].share / 1000;
     }
-    if (!m->group || prim.now_ns() - m->group_ns > GROUP_NS) {
+    if (group_is_old(m)) {
         member_ask_group(m);
     }
     return true;

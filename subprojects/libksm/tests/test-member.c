@@ -71,7 +71,7 @@ static void run_asked(void)
     end(p, s);
 }
 
-/* It is we who were stopped: the answer has come long ago, or comes bit by bit. */
+/* It is we who were stopped: the answer has come long ago, or comes by bits. */
 static void run_stopped(void)
 {
     Peer *p = begin();
@@ -236,15 +236,49 @@ static void run_refused(void)
     end(p, s);
 }
 
+/*
+ * We could not be given the descriptors (EMFILE, or a security module): the
+ * next time we are the same member, not one more.
+ */
+static void run_no_fds(void)
+{
+    Peer *p = begin();
+    RemoteConfig config = { .socket = "x", .fd = -1, .name = "me" };
+    const WireHello *hello = (WireHello *)&p->in;
+    KsmStore *s = peer_member(&config);
+    unsigned connects;
+
+    peer_expect(p, WIRE_HELLO);
+    g_assert(!hello->cookie[0]);
+    for (unsigned i = 0; i < 2; i++) {
+        peer_welcome_none(p, i > 0);
+        g_assert(!hear(s) && store_is_gone(s));
+        connects = p->connects;
+        for (unsigned k = 0; k < 100 && p->connects == connects; k++) {
+            now += SECOND;
+            hear(s);
+        }
+        peer_expect(p, WIRE_HELLO);
+        g_assert(hello->cookie[0] == p->cookie[0]);
+    }
+    peer_welcome(p, true);
+    hear(s);
+    store_flush(s);
+    peer_expect(p, WIRE_HELD);
+    g_assert(!store_is_gone(s));
+    end(p, s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
-    g_test_add_func("/rude/asked", run_asked);
-    g_test_add_func("/rude/stopped", run_stopped);
-    g_test_add_func("/rude/greeted", run_greeted);
-    g_test_add_func("/rude/flood", run_flood);
-    g_test_add_func("/rude/swamp", run_swamp);
-    g_test_add_func("/rude/flap", run_flap);
-    g_test_add_func("/rude/refused", run_refused);
+    g_test_add_func("/member/asked", run_asked);
+    g_test_add_func("/member/stopped", run_stopped);
+    g_test_add_func("/member/greeted", run_greeted);
+    g_test_add_func("/member/flood", run_flood);
+    g_test_add_func("/member/swamp", run_swamp);
+    g_test_add_func("/member/flap", run_flap);
+    g_test_add_func("/member/refused", run_refused);
+    g_test_add_func("/member/no-fds", run_no_fds);
     return g_test_run();
 }
