@@ -19,9 +19,9 @@
 #define IDLE_MAX_NS     UINT64_C(10000000000)
 /*
  * After a pass that did not pay for itself, rest this many times its CPU time,
- * excluding hashing, which is done once: idle memory costs 0.07 % of a core.
+ * excluding hashing, which is done once: idle memory costs 0.05 % of a core.
  */
-#define REST_SHARE      1500u
+#define REST_SHARE      2000u
 #define REST_MAX_NS     UINT64_C(30000000000)
 /* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
