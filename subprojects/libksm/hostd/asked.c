@@ -9,11 +9,13 @@
 #include "asked.h"
 #include "base/prim.h"
 
-#define BITS_MIN    16u     /* or hashes were not known in full */
+#define BITS_MIN    10u     /* 64 KiB; those above EXACT_BITS + 32 */
 #define BITS_MAX    32u     /* known of each entry's hash */
 #define HASH_AT     27u     /* in an entry: */
-#define EXACT_AT    48u     /* ... the upper part of it: bits 32 to 47 */
-#define EXACT_BITS  16u
+#define EXACT_AT    42u     /* ... the upper part of it: bits 32 to 53 */
+#define EXACT_BITS  22u
+/* Of eight, on average, before it grows: one in a hundred falls out then. */
+#define FILLED_MAX  4u
 #define WANTED_AT   22u
 #define WANTED_ENDS 31u     /* marks are counted from 1 to this */
 #define WANTED_UNIT_NS  UINT64_C(4000000000)
@@ -46,7 +48,7 @@ static void table_unmap(AskedTable *t)
 int asked_init(Asked *a)
 {
     memset(a, 0, sizeof(*a));
-    a->wanted = BITS_MIN;
+    a->most = BITS_MIN;
     return table_map(&a->now, BITS_MIN);
 }
 
@@ -56,11 +58,10 @@ void asked_free(Asked *a)
     table_unmap(&a->old);
 }
 
-void asked_reserve(Asked *a, uint64_t hashes)
+void asked_limit(Asked *a, uint64_t hashes)
 {
-    while (a->wanted < BITS_MAX &&
-           (uint64_t)ASKED_WAYS << a->wanted < hashes) {
-        a->wanted++;
+    while (a->most < BITS_MAX && (uint64_t)ASKED_WAYS << a->most < hashes) {
+        a->most++;
     }
 }
 
@@ -78,7 +79,7 @@ static AskedBucket *bucket_of(const Asked *a, uint64_t hash)
     return &a->now.bucket[bucket_number(&a->now, hash)];
 }
 
-/* The lower 32 bits are folded to 21, so that all of them count. */
+/* The lower 32 bits are folded to 15, so that all of them count. */
 static uint64_t entry_hash(uint64_t hash)
 {
     uint64_t exact = hash >> 32 & ((1u << EXACT_BITS) - 1);
@@ -135,21 +136,23 @@ static void entry_drop(uint64_t *entry, const uint64_t *set)
     }
 }
 
-static void bucket_push(AskedBucket *b, uint64_t entry)
+static void bucket_push(Asked *a, AskedBucket *b, uint64_t entry)
 {
+    a->count += !b->entry[ASKED_WAYS - 1];
     memmove(b->entry + 1, b->entry, sizeof(b->entry) - sizeof(b->entry[0]));
     b->entry[0] = entry;
 }
 
-static void bucket_remove(AskedBucket *b, unsigned k)
+static void bucket_remove(Asked *a, AskedBucket *b, unsigned k)
 {
+    a->count--;
     memmove(b->entry + k, b->entry + k + 1,
             (ASKED_WAYS - 1 - k) * sizeof(b->entry[0]));
     b->entry[ASKED_WAYS - 1] = 0;
 }
 
 /* Where in the bucket, from @k on; ASKED_WAYS: nowhere.  No gone members. */
-static unsigned bucket_find(const Asked *a, AskedBucket *b, uint64_t hash,
+static unsigned bucket_find(Asked *a, AskedBucket *b, uint64_t hash,
                             unsigned k)
 {
     while (k < ASKED_WAYS && b->entry[k]) {
@@ -161,7 +164,7 @@ static unsigned bucket_find(const Asked *a, AskedBucket *b, uint64_t hash,
         if (!entry_is_empty(b->entry[k])) {
             return k;
         }
-        bucket_remove(b, k);
+        bucket_remove(a, b, k);
     }
     return ASKED_WAYS;
 }
@@ -194,7 +197,7 @@ typedef struct Askers {
     bool told, coming;      /* it is to offer the content; another one is */
 } Askers;
 
-static Askers askers_of(const Asked *a, AskedBucket *b, uint64_t hash,
+static Askers askers_of(Asked *a, AskedBucket *b, uint64_t hash,
                         unsigned member, uint64_t now)
 {
     Askers found = { 0 };
@@ -222,14 +225,14 @@ static Askers askers_of(const Asked *a, AskedBucket *b, uint64_t hash,
 }
 
 /* Notes the member; if it is @told to offer the content, with the mark. */
-static bool note(AskedBucket *b, const Askers *found, uint64_t hash,
+static bool note(Asked *a, AskedBucket *b, const Askers *found, uint64_t hash,
                  unsigned member, uint64_t now, bool told)
 {
     uint64_t *entry = found->here ? found->here : found->room;
     unsigned other;
 
     if (!entry) {
-        bucket_push(b, entry_hash(hash));
+        bucket_push(a, b, entry_hash(hash));
         entry = &b->entry[0];
     }
     if (found->here) {
@@ -256,7 +259,7 @@ bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now)
     g_assert(member < ASKED_MEMBERS);
     found = askers_of(a, b, hash, member, now);
     if (found.others && (found.told || !found.coming)) {
-        return note(b, &found, hash, member, now, true);
+        return note(a, b, &found, hash, member, now, true);
     }
     if (found.here) {
         return false;
@@ -264,7 +267,7 @@ bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now)
     if (found.others >= SAME_MAX) {
         return true;        /* and it hears from nobody */
     }
-    return note(b, &found, hash, member, now, false);
+    return note(a, b, &found, hash, member, now, false);
 }
 
 void asked_prefetch(const Asked *a, uint64_t hash)
@@ -285,7 +288,7 @@ uint32_t asked_take(Asked *a, uint64_t hash)
     member = entry_member(b->entry[k], which);
     entry_clear(&b->entry[k], which);
     if (entry_is_empty(b->entry[k])) {
-        bucket_remove(b, k);
+        bucket_remove(a, b, k);
     }
     return member;
 }
@@ -314,7 +317,8 @@ static void bucket_move(Asked *a, size_t number)
                         entry >> EXACT_AT << 32;
 
         if (entry) {
-            bucket_push(&a->now.bucket[bucket_number(&a->now, hash)], entry);
+            a->count--;
+            bucket_push(a, &a->now.bucket[bucket_number(&a->now, hash)], entry);
         }
     }
 }
@@ -331,18 +335,30 @@ static void move_step(Asked *a)
     }
 }
 
-static bool grow(Asked *a)
+/* Bits of a table that is not filled too much by so many. */
+static unsigned bits_for(const Asked *a, uint64_t hashes)
 {
+    unsigned bits = a->now.bits;
+
+    while (bits < a->most && (uint64_t)FILLED_MAX << bits < hashes) {
+        bits++;
+    }
+    return bits;
+}
+
+void asked_room(Asked *a, uint64_t hashes)
+{
+    unsigned bits = bits_for(a, a->count + hashes);
     AskedTable new;
 
-    if (table_map(&new, a->wanted) < 0) {
-        a->wanted = a->now.bits;    /* until more is wanted */
-        return false;
+    /* a table that is swept does not grow meanwhile */
+    if (bits == a->now.bits || a->old.bucket || a->sweeps ||
+        table_map(&new, bits) < 0) {
+        return;
     }
     a->old = a->now;
     a->now = new;
     a->moved = 0;
-    return true;
 }
 
 static bool sweep_begin(Asked *a)
@@ -356,7 +372,7 @@ static bool sweep_begin(Asked *a)
     return a->sweeps;
 }
 
-static void bucket_sweep(const Asked *a, AskedBucket *b)
+static void bucket_sweep(Asked *a, AskedBucket *b)
 {
     unsigned kept = 0;
 
@@ -368,6 +384,7 @@ static void bucket_sweep(const Asked *a, AskedBucket *b)
     }
     for (; kept < ASKED_WAYS && b->entry[kept]; kept++) {
         b->entry[kept] = 0;
+        a->count--;
     }
 }
 
@@ -396,7 +413,7 @@ bool asked_step(Asked *a)
         sweep_step(a);      /* a table that is not growing */
         return true;
     }
-    return (a->wanted > a->now.bits && grow(a)) || sweep_begin(a);
+    return sweep_begin(a);
 }
 
 int asked_resize(Asked *a, unsigned bits)
@@ -405,8 +422,18 @@ int asked_resize(Asked *a, unsigned bits)
         return -EPROTO;
     }
     table_unmap(&a->now);
-    a->wanted = bits;
+    a->most = MAX(a->most, bits);
     return table_map(&a->now, bits);
+}
+
+void asked_count(Asked *a)
+{
+    size_t all = (size_t)ASKED_WAYS << a->now.bits;
+
+    a->count = 0;
+    for (size_t i = 0; i < all; i++) {
+        a->count += a->now.bucket[i / ASKED_WAYS].entry[i % ASKED_WAYS] != 0;
+    }
 }
 
 size_t asked_bytes(const Asked *a)

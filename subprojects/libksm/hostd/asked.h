@@ -10,10 +10,10 @@
  *
  * An entry is 8 bytes: 37 bits of the hash, two askers, and when the second was
  * told to offer the content; eight are a bucket, of one cache line, the newest
- * first, and the oldest falls out.  There are 2^16 buckets at least, and the
- * upper bits of the hash are the bucket's number: so 53 bits are known, and
- * who asks about another hash with the same 53 is told of a page in vain.  The
- * table can grow without asking anybody.
+ * first, and the oldest falls out.  There are 2^10 buckets at least, and the
+ * upper bits of the hash are the bucket's number: so 47 bits are known, and
+ * who asks about another hash with the same 47 is told of a page in vain.  The
+ * table grows with what stands in it, without asking anybody.
  *
  * Growing, and forgetting a member that left, goes by pieces (asked_step()).
  * Until it is forgotten its number must not be given to another member.
@@ -44,7 +44,8 @@ typedef struct Asked {
     AskedTable now;
     AskedTable old;         /* while growing: its buckets from @moved on */
     size_t moved;
-    unsigned wanted;        /* bits to grow to */
+    unsigned most;          /* bits: it grows no further */
+    size_t count;           /* entries, of both tables */
     uint64_t gone[ASKED_MEMBERS / 64];      /* left; not forgotten yet */
     uint64_t sweeping[ASKED_MEMBERS / 64];  /* those of the pass under way */
     size_t swept;           /* buckets of it; of none: no pass */
@@ -55,8 +56,10 @@ typedef struct Asked {
 int asked_init(Asked *a);
 void asked_free(Asked *a);
 
-/* Room for about @hashes. */
-void asked_reserve(Asked *a, uint64_t hashes);
+/* It may grow until there is room for about @hashes. */
+void asked_limit(Asked *a, uint64_t hashes);
+/* So many are about to be noted: grows, if need be and it may. */
+void asked_room(Asked *a, uint64_t hashes);
 
 /*
  * A member asks, at that time (ns; any clock that does not go back).  True: it
@@ -76,6 +79,8 @@ bool asked_step(Asked *a);
 
 /* Of 2^@bits buckets, to be filled with what another one has in now.bucket. */
 int asked_resize(Asked *a, unsigned bits);
+/* ... which was done. */
+void asked_count(Asked *a);
 
 size_t asked_bytes(const Asked *a);
 

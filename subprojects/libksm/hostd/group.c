@@ -152,7 +152,7 @@ int group_join(Group *g, GroupMember *m, uint64_t pages)
         return ret;
     }
     m->pages = pages;
-    asked_reserve(&g->asked, asked_size(g));
+    asked_limit(&g->asked, asked_size(g));
     return 0;
 }
 
@@ -299,6 +299,7 @@ void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
 {
     uint64_t now = prim.now_ns();
 
+    asked_room(&g->asked, n);
     for (unsigned i = 0; i < n + PREFETCH; i++) {
         if (i < n) {
             index_prefetch(&g->index, hash[i]);

@@ -311,6 +311,7 @@ static int get_group(Image *im, const SavedServer *saved, Group *g)
     }
     image_get(im, g->asked.now.bucket,
               sizeof(AskedBucket) << g->asked.now.bits);
+    asked_count(&g->asked);
     memcpy(g->asked.gone, saved->gone, sizeof(saved->gone));
     return im->error;
 }

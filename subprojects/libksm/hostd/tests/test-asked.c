@@ -216,7 +216,7 @@ static void test_model(void)
     g_rand_free(rand);
 }
 
-/* So few that no bucket is ever full. */
+/* In 2^16 buckets so few that none is ever full. */
 #define MANY    50000u
 
 /* How many are there that were noted; each by its member, or by nobody. */
@@ -236,17 +236,31 @@ static unsigned present(Asked *a, unsigned n)
     return have;
 }
 
+static void roomy(Asked *a)
+{
+    g_assert(asked_init(a) == 0);
+    asked_limit(a, UINT64_C(8) << 19);
+    asked_room(a, UINT64_C(4) << 16);
+    finish(a);
+}
+
 /* Nothing is lost by growing, and it is used meanwhile. */
 static void test_grow(void)
 {
     Asked a;
     unsigned i = 0;
 
-    g_assert(asked_init(&a) == 0);
+    roomy(&a);
+    g_assert(a.now.bits == 16 && a.count == 0);
     for (; i < MANY / 2; i++) {
         asked_note(&a, hash_of(i), i % 3, 0);
     }
-    asked_reserve(&a, UINT64_C(8) << 19);
+    g_assert(a.count == i);
+    asked_room(&a, UINT64_C(4) << 17);      /* for half of it there is room */
+    g_assert(a.now.bits == 18);
+    finish(&a);
+    g_assert(a.count == i);
+    asked_room(&a, UINT64_C(8) << 20);
     while (asked_step(&a)) {
         for (unsigned k = 0; k < 1000 && i < MANY; k++, i++) {
             /* each time so late that it is not thought to come */
@@ -254,8 +268,36 @@ static void test_grow(void)
             asked_note(&a, hash_of(i), i % 3, 0);
         }
     }
-    g_assert(a.now.bits == 19);
+    g_assert(a.now.bits == 19);     /* and no further */
+    g_assert(a.count == i);
     g_assert(present(&a, i) == i);
+    g_assert(a.count == 0);
+    asked_free(&a);
+}
+
+/* It is as large as what stands in it, and loses little. */
+static void test_grow_by_need(void)
+{
+    Asked a;
+    unsigned had = 0;
+
+    g_assert(asked_init(&a) == 0);
+    g_assert(asked_bytes(&a) <= 64 << 10);
+    asked_limit(&a, UINT64_C(8) << 22);
+    for (unsigned i = 0; i < 1 << 20; i++) {
+        if (i % 8192 == 0) {
+            asked_room(&a, 8192);
+            asked_step(&a);
+        }
+        asked_note(&a, hash_of(i), 0, 0);
+    }
+    finish(&a);
+    g_assert(asked_bytes(&a) <= 32 << 20);
+    for (unsigned i = 0; i < 1 << 20; i++) {
+        had += asked_take(&a, hash_of(i)) == 0;
+    }
+    g_test_message("%u of %u are there", had, 1 << 20);
+    g_assert(had > (1 << 20) / 100 * 96 && a.count == 0);
     asked_free(&a);
 }
 
@@ -264,7 +306,7 @@ static void test_leave(void)
 {
     Asked a;
 
-    g_assert(asked_init(&a) == 0);
+    roomy(&a);
     for (unsigned i = 0; i < 3000; i++) {
         asked_note(&a, hash_of(i), i % 3, 0);
     }
@@ -277,6 +319,7 @@ static void test_leave(void)
     finish(&a);
     g_assert(asked_is_forgotten(&a, 1));
     g_assert(asked_is_forgotten(&a, 2));
+    g_assert(a.count == 1001);      /* one of them was noted for 0, too */
     g_assert(asked_take(&a, hash_of(1)) == 0);
     g_assert(present(&a, 3000) == 1000);
     asked_free(&a);
@@ -297,10 +340,11 @@ static void test_no_memory(void)
     asked_note(&a, hash_of(1), 1, 0);
     asked_leave(&a, 2);
     prim.map = no_map;
-    asked_reserve(&a, UINT64_C(8) << 20);
+    asked_limit(&a, UINT64_C(8) << 20);
+    asked_room(&a, UINT64_C(8) << 20);
     finish(&a);
     prim.map = prim_real.map;
-    g_assert(a.now.bits == 16);
+    g_assert(a.now.bits == 10);
     g_assert(asked_is_forgotten(&a, 2));
     g_assert(asked_take(&a, hash_of(1)) == 1);
     asked_free(&a);
@@ -314,6 +358,7 @@ int main(int argc, char **argv)
     g_test_add_func("/asked/same", test_same);
     g_test_add_func("/asked/oldest", test_oldest);
     g_test_add_func("/asked/grow", test_grow);
+    g_test_add_func("/asked/grow/need", test_grow_by_need);
     g_test_add_func("/asked/leave", test_leave);
     g_test_add_func("/asked/leave/pair", test_leave_pair);
     g_test_add_func("/asked/model", test_model);
