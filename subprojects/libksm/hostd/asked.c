@@ -14,8 +14,11 @@
 #define HASH_AT     27u     /* in an entry: */
 #define EXACT_AT    42u     /* ... the upper part of it: bits 32 to 53 */
 #define EXACT_BITS  22u
-/* Of eight, on average, before it grows: one in a hundred falls out then. */
-#define FILLED_MAX  4u
+/*
+ * Of eight, on average, before it grows: one in six hundred falls out then.
+ * Who fell out hears nothing, and what two have is not merged for minutes.
+ */
+#define FILLED_MAX  3u
 #define WANTED_AT   22u
 #define WANTED_ENDS 31u     /* marks are counted from 1 to this */
 #define WANTED_UNIT_NS  UINT64_C(4000000000)
@@ -23,7 +26,7 @@
 #define MEMBER_BITS 11u
 #define MEMBER_ENDS ((1u << MEMBER_BITS) - 1)
 #define SAME_MAX    6u      /* askers of one hash: there are others */
-/* Buckets moved or swept at once: below a millisecond. */
+/* Buckets moved or swept in a step: below a millisecond. */
 #define STEP        4096u
 
 G_STATIC_ASSERT(sizeof(AskedBucket) == 64);
@@ -60,7 +63,7 @@ void asked_free(Asked *a)
 
 void asked_limit(Asked *a, uint64_t hashes)
 {
-    while (a->most < BITS_MAX && (uint64_t)ASKED_WAYS << a->most < hashes) {
+    while (a->most < BITS_MAX && (uint64_t)FILLED_MAX << a->most < hashes) {
         a->most++;
     }
 }
@@ -323,11 +326,11 @@ static void bucket_move(Asked *a, size_t number)
     }
 }
 
-static void move_step(Asked *a)
+static void move(Asked *a, uint64_t buckets)
 {
     size_t all = (size_t)1 << a->old.bits;
 
-    for (unsigned i = 0; i < STEP && a->moved < all; i++) {
+    for (uint64_t i = 0; i < buckets && a->moved < all; i++) {
         bucket_move(a, a->moved++);
     }
     if (a->moved == all) {
@@ -352,13 +355,16 @@ void asked_room(Asked *a, uint64_t hashes)
     AskedTable new;
 
     /* a table that is swept does not grow meanwhile */
-    if (bits == a->now.bits || a->old.bucket || a->sweeps ||
-        table_map(&new, bits) < 0) {
-        return;
+    if (bits > a->now.bits && !a->old.bucket && !a->sweeps &&
+        table_map(&new, bits) == 0) {
+        a->old = a->now;
+        a->now = new;
+        a->moved = 0;
     }
-    a->old = a->now;
-    a->now = new;
-    a->moved = 0;
+    /* what comes now would fill buckets that are still to be moved */
+    if (a->old.bucket) {
+        move(a, hashes);
+    }
 }
 
 static bool sweep_begin(Asked *a)
@@ -406,7 +412,7 @@ static void sweep_step(Asked *a)
 bool asked_step(Asked *a)
 {
     if (a->old.bucket) {
-        move_step(a);
+        move(a, STEP);
         return true;
     }
     if (a->sweeps) {

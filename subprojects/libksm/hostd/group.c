@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/page.h"
 #include "base/prim.h"
@@ -20,6 +21,7 @@
 #define LEAVE_SLOTS     65536u  /* looked at in a step of leaving */
 #define LEAVE_HOLDS     2048u   /* given back in it */
 #define PREFETCH        16u     /* hashes ahead */
+#define COPY_REST_NS    UINT64_C(1000000000)
 #define SAME_TRIES      8u      /* pages with one hash compared, of an offer */
 
 G_STATIC_ASSERT((LOOK_PAGES + WIRE_OFFERS) * PAGE_BYTES < MEMCG_ROOM_MIN);
@@ -294,11 +296,21 @@ static uint32_t ask_one(Group *g, GroupMember *m, uint64_t hash,
     return hold_told(g, m, slot, blocks) ? slot : WIRE_WANTED;
 }
 
+/* The copy of what was offered is memory that is not needed for a while. */
+static void copy_rest(Group *g, uint64_t now)
+{
+    if (g->copied && now - g->copied > COPY_REST_NS) {
+        prim.advise(g->copy, WIRE_OFFERS * PAGE_BYTES, MADV_DONTNEED);
+        g->copied = 0;
+    }
+}
+
 void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
                uint32_t *slot, GArray *blocks)
 {
     uint64_t now = prim.now_ns();
 
+    copy_rest(g, now);
     asked_room(&g->asked, n);
     for (unsigned i = 0; i < n + PREFETCH; i++) {
         if (i < n) {
@@ -417,6 +429,7 @@ static int copy_pages(Judged *j, const GroupOffer *o)
     const unsigned piece = 32;      /* stays in the cache */
     Group *g = j->g;
 
+    g->copied = prim.now_ns();
     for (unsigned at = 0; at < o->count; ) {
         unsigned n = MIN(piece, o->count - at);
         char *to = g->copy + at * PAGE_BYTES;

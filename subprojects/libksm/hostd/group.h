@@ -79,6 +79,7 @@ typedef struct Group {
     KsmMemcg memcg;
     unsigned unwatched;     /* pages written since that was looked at */
     char *copy;             /* of what is offered: WIRE_OFFERS pages */
+    uint64_t copied;        /* ns; the last time; 0: it takes no memory */
     GroupMember *member[ASKED_MEMBERS];
     unsigned members;
     uint64_t used;          /* slots with content */

@@ -51,6 +51,7 @@ static WatchOwner owner;
 static Staged staged[MAX_ENGINES];
 static unsigned n_staged;
 static __thread Staged *mine;   /* what this thread staged last */
+static __thread const char *isolated;   /* what this thread isolates now */
 static int pagemap_fd;
 static Call calls[N_CALLS];
 static unsigned n_calls;        /* atomic, as those that follow */
@@ -411,17 +412,49 @@ static int watch_advise(void *addr, size_t len, int advice)
 static int watch_register(const UffdRange *range, unsigned mode)
 {
     uint64_t ns = prim_real.now_ns();
+    long ret = note("register", ns, range->addr, range->len, mode,
+                    prim_real.uffd_register(range, mode));
 
-    return note("register", ns, range->addr, range->len, mode,
-                prim_real.uffd_register(range, mode));
+    if (ret == 0 && mode & UFFD_MISSING && owner.is_memory(range->addr)) {
+        isolated = range->addr;
+    }
+    return ret;
 }
 
 static int watch_unregister(const UffdRange *range)
 {
     uint64_t ns = prim_real.now_ns();
 
+    isolated = NULL;
     return note("unregister", ns, range->addr, range->len, 0,
                 prim_real.uffd_unregister(range));
+}
+
+/* Whoever waits for an isolated page does not wait for another process. */
+static void check_talk(void)
+{
+    if (isolated) {
+        judge("the daemon is spoken to while pages are isolated", isolated);
+    }
+}
+
+static int watch_connect(const char *path)
+{
+    check_talk();
+    return prim_real.connect(path);
+}
+
+static int watch_send(int fd, const void *message, size_t len)
+{
+    check_talk();
+    return prim_real.send(fd, message, len);
+}
+
+static ssize_t watch_receive(int fd, void *message, size_t len, int *fds,
+                             unsigned n_fds)
+{
+    check_talk();
+    return prim_real.receive(fd, message, len, fds, n_fds);
 }
 
 static int watch_protect(const UffdRange *range, bool on)
@@ -547,4 +580,7 @@ void watch_start(KsmEngine *const *engines, unsigned n,
     prim.uffd_move = watch_move;
     prim.uffd_copy = watch_copy;
     prim.pagemap = watch_pagemap;
+    prim.connect = watch_connect;
+    prim.send = watch_send;
+    prim.receive = watch_receive;
 }

@@ -10,6 +10,8 @@
  *   by a slot of the same content, or was zeroes; nothing else of the owner's
  *   memory is mapped over, moved over or dropped unless the owner gave it
  *   back.  A breach ends the test long before anybody reads the page;
+ * - sees to it that nothing is said to a daemon, nor heard, while pages are
+ *   isolated;
  * - has some moves report less than was moved, as Linux 6.18 does;
  * - notes the latest, to be printed when a page is lost all the same: then
  *   none of these calls lost it.

@@ -1082,7 +1082,8 @@ uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n)
 
 size_t pool_bytes(const KsmPool *p)
 {
+    /* beyond the top nothing was ever written to */
     return p->top * (sizeof(*p->hash) + sizeof(*p->users)) +
-           p->capacity / 8 + p->capacity / 64 +
+           p->top / 8 + p->top / 64 +
            (p->kept ? p->kept_len : 0);
 }
