@@ -10,6 +10,7 @@
 #include "base/prim.h"
 
 #define BITS_MIN    10u     /* 64 KiB; those above EXACT_BITS + 32 */
+#define SHRINK_MIN  14u     /* not what one message makes it grow to */
 #define BITS_MAX    32u     /* known of each entry's hash */
 #define HASH_AT     27u     /* in an entry: */
 #define EXACT_AT    42u     /* ... the upper part of it: bits 32 to 53 */
@@ -349,22 +350,44 @@ static unsigned bits_for(const Asked *a, uint64_t hashes)
     return bits;
 }
 
+/* A table that is swept is not replaced meanwhile. */
+static bool may_resize(const Asked *a)
+{
+    return !a->old.bucket && !a->sweeps;
+}
+
+static bool resize(Asked *a, unsigned bits)
+{
+    AskedTable new;
+
+    if (table_map(&new, bits) < 0) {
+        return false;
+    }
+    a->old = a->now;
+    a->now = new;
+    a->moved = 0;
+    return true;
+}
+
 void asked_room(Asked *a, uint64_t hashes)
 {
     unsigned bits = bits_for(a, a->count + hashes);
-    AskedTable new;
 
-    /* a table that is swept does not grow meanwhile */
-    if (bits > a->now.bits && !a->old.bucket && !a->sweeps &&
-        table_map(&new, bits) == 0) {
-        a->old = a->now;
-        a->now = new;
-        a->moved = 0;
+    if (bits > a->now.bits && may_resize(a)) {
+        resize(a, bits);
     }
     /* what comes now would fill buckets that are still to be moved */
     if (a->old.bucket) {
         move(a, hashes);
     }
+}
+
+/* What was asked has come, or its members have gone. */
+static bool shrink(Asked *a)
+{
+    return a->now.bits >= SHRINK_MIN &&
+           a->count < (uint64_t)FILLED_MAX << (a->now.bits - 3) &&
+           resize(a, a->now.bits - 2);
 }
 
 static bool sweep_begin(Asked *a)
@@ -416,10 +439,10 @@ bool asked_step(Asked *a)
         return true;
     }
     if (a->sweeps) {
-        sweep_step(a);      /* a table that is not growing */
+        sweep_step(a);      /* a table that is not replaced */
         return true;
     }
-    return sweep_begin(a);
+    return shrink(a) || sweep_begin(a);
 }
 
 int asked_resize(Asked *a, unsigned bits)

@@ -13,9 +13,9 @@
  * first, and the oldest falls out.  There are 2^10 buckets at least, and the
  * upper bits of the hash are the bucket's number: so 47 bits are known, and
  * who asks about another hash with the same 47 is told of a page in vain.  The
- * table grows with what stands in it, without asking anybody.
+ * table grows and shrinks with what stands in it, without asking anybody.
  *
- * Growing, and forgetting a member that left, goes by pieces (asked_step()).
+ * Moving, and forgetting a member that left, goes by pieces (asked_step()).
  * Until it is forgotten its number must not be given to another member.
  */
 #ifndef HOSTD_ASKED_H
@@ -42,7 +42,7 @@ typedef struct AskedTable {
 
 typedef struct Asked {
     AskedTable now;
-    AskedTable old;         /* while growing: its buckets from @moved on */
+    AskedTable old;         /* while it is replaced: its buckets from @moved on */
     size_t moved;
     unsigned most;          /* bits: it grows no further */
     size_t count;           /* entries, of both tables */

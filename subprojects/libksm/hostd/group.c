@@ -296,21 +296,11 @@ static uint32_t ask_one(Group *g, GroupMember *m, uint64_t hash,
     return hold_told(g, m, slot, blocks) ? slot : WIRE_WANTED;
 }
 
-/* The copy of what was offered is memory that is not needed for a while. */
-static void copy_rest(Group *g, uint64_t now)
-{
-    if (g->copied && now - g->copied > COPY_REST_NS) {
-        prim.advise(g->copy, WIRE_OFFERS * PAGE_BYTES, MADV_DONTNEED);
-        g->copied = 0;
-    }
-}
-
 void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
                uint32_t *slot, GArray *blocks)
 {
     uint64_t now = prim.now_ns();
 
-    copy_rest(g, now);
     asked_room(&g->asked, n);
     for (unsigned i = 0; i < n + PREFETCH; i++) {
         if (i < n) {
@@ -817,6 +807,15 @@ bool group_step(Group *g)
     pool_flush(&g->pool);
     more |= pool_release(&g->pool);
     return asked_step(&g->asked) || more;
+}
+
+bool group_rest(Group *g)
+{
+    if (g->copied && prim.now_ns() - g->copied >= COPY_REST_NS) {
+        prim.advise(g->copy, WIRE_OFFERS * PAGE_BYTES, MADV_DONTNEED);
+        g->copied = 0;
+    }
+    return g->copied;
 }
 
 uint64_t group_share(const Group *g, const GroupMember *m)

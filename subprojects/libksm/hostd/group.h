@@ -147,6 +147,8 @@ void group_adopt(Group *g, uint32_t top, size_t file_slots);
 
 /* A piece of work that can wait; false: there is none. */
 bool group_step(Group *g);
+/* The copy of what was offered may take no memory; false: it does not. */
+bool group_rest(Group *g);
 /* Slots of others, by the part of their holds that @m has; in 1/1000. */
 uint64_t group_share(const Group *g, const GroupMember *m);
 uint64_t group_metadata(const Group *g);

@@ -16,6 +16,7 @@
 #include "talk.h"
 
 #define BACKLOG         64
+#define REST_MS         2000    /* memory that was needed lately stays */
 #define ACCEPT_MS       100     /* until it is tried again */
 /* Connections that are nobody's yet, or ask for STATUS. */
 #define STRANGERS_MAX   64u
@@ -192,6 +193,15 @@ void server_watch(Server *s, Member *m)
     m->exit_watch = g_unix_fd_add(m->pidfd, G_IO_IN, member_exited, m);
 }
 
+static gboolean server_rest(gpointer data)
+{
+    Server *s = data;
+    bool more = group_rest(&s->group);
+
+    s->rest = more ? s->rest : 0;
+    return more;
+}
+
 static void client_packet(Conn *conn, Packet *p)
 {
     Client *c = conn_opaque(conn);
@@ -200,6 +210,9 @@ static void client_packet(Conn *conn, Packet *p)
     talk_packet(c, p);
     send_all_news(s);
     server_work(s);
+    if (s->group.copied && !s->rest) {
+        s->rest = g_timeout_add(REST_MS, server_rest, s);
+    }
 }
 
 static const ConnOps client_ops = {
@@ -340,6 +353,9 @@ void server_free(Server *s)
     }
     if (s->work) {
         g_source_remove(s->work);
+    }
+    if (s->rest) {
+        g_source_remove(s->rest);
     }
     for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
         if (s->group.member[i]) {
