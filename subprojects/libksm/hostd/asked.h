@@ -9,10 +9,10 @@
  * the next who asks is to offer it.
  *
  * An entry is 8 bytes: 37 bits of the hash, two askers, and when the second was
- * told to offer the content; eight are a bucket, of one cache line, the newest
- * first, and the oldest falls out.  There are 2^10 buckets at least, and the
- * upper bits of the hash are the bucket's number: so 47 bits are known, and
- * who asks about another hash with the same 47 is told of a page in vain.  The
+ * told to offer the content; sixteen are a bucket, of two cache lines, the
+ * newest first, and the oldest falls out.  There are 2^9 buckets at least, and
+ * the upper bits of the hash are the bucket's number: so 46 bits are known, and
+ * who asks about another hash with the same 46 is told of a page in vain.  The
  * table grows and shrinks with what stands in it, without asking anybody.
  *
  * Moving, and forgetting a member that left, goes by pieces (asked_step()).
@@ -28,7 +28,7 @@
 
 #define ASKED_MEMBERS   1024u   /* numbers are below */
 #define ASKED_NOBODY    UINT32_MAX
-#define ASKED_WAYS      8u
+#define ASKED_WAYS      16u
 
 typedef struct AskedBucket {
     /* hash, folded << 27 | when << 22 | two askers + 1; 0: none */

@@ -246,8 +246,8 @@ static void moved(Asked *a)
 static void roomy(Asked *a)
 {
     g_assert(asked_init(a) == 0);
-    asked_limit(a, UINT64_C(3) << 19);
-    asked_room(a, UINT64_C(3) << 16);
+    asked_limit(a, UINT64_C(8) << 19);
+    asked_room(a, UINT64_C(8) << 16);
     moved(a);
 }
 
@@ -263,7 +263,7 @@ static void test_grow(void)
         asked_note(&a, hash_of(i), i % 3, 0);
     }
     g_assert(a.count == i);
-    asked_room(&a, UINT64_C(3) << 17);      /* for half of it there is room */
+    asked_room(&a, UINT64_C(8) << 17);      /* for half of it there is room */
     g_assert(a.now.bits == 18);
     moved(&a);
     g_assert(a.count == i);
@@ -276,7 +276,7 @@ static void test_grow(void)
             asked_note(&a, hash_of(i), i % 3, 0);
         }
     }
-    g_assert(a.now.bits == 17);     /* it was too large */
+    g_assert(a.now.bits == 15);     /* it was too large */
     g_assert(a.count == i);
     g_assert(present(&a, i) == i);
     g_assert(a.count == 0);
@@ -300,12 +300,12 @@ static void test_grow_by_need(void)
         asked_note(&a, hash_of(i), 0, 0);
     }
     finish(&a);
-    g_assert(asked_bytes(&a) <= 64 << 20);
+    g_assert(asked_bytes(&a) <= 16 << 20);
     for (unsigned i = 0; i < 1 << 20; i++) {
         had += asked_take(&a, hash_of(i)) == 0;
     }
     g_test_message("%u of %u are there", had, 1 << 20);
-    g_assert(had > (1 << 20) / 1000 * 994 && a.count == 0);
+    g_assert(had > (1 << 20) / 10000 * 9990 && a.count == 0);
     finish(&a);
     g_assert(asked_bytes(&a) <= 512 << 10);
     asked_free(&a);
@@ -354,7 +354,7 @@ static void test_no_memory(void)
     asked_room(&a, UINT64_C(8) << 20);
     finish(&a);
     prim.map = prim_real.map;
-    g_assert(a.now.bits == 10);
+    g_assert(a.now.bits == 9);
     g_assert(asked_is_forgotten(&a, 2));
     g_assert(asked_take(&a, hash_of(1)) == 1);
     asked_free(&a);
