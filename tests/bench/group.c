@@ -24,7 +24,7 @@
 #define PROCESSES_MAX   64u
 #define RUN_PAGES       48u     /* of a file, say */
 #define TIMEOUT_NS      UINT64_C(120000000000)
-#define STILL_NS        UINT64_C(3000000000)    /* nothing more comes */
+#define STILL_NS        UINT64_C(6000000000)    /* more than between passes */
 
 typedef struct Child {
     pid_t pid;

@@ -35,6 +35,8 @@
 #define SETTLE_NS       UINT64_C(200000000)     /* from one to the next */
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
 #define RETRIES_MAX     16u     /* in a pass, of a plan that was refused */
+#define BACKOFF_MAX     6u      /* log2 of passes */
+#define BACKOFF_FORK    3u
 
 static bool page_skip(KsmEngine *e, KsmRegion *r, size_t page)
 {
@@ -72,8 +74,10 @@ void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
 
 void scan_wake(KsmEngine *e, KsmChunk *c)
 {
-    if (c->failed_in != (uint8_t)e->scan.pass) {
+    if (c->wait && c->failed_in != (uint8_t)e->scan.pass) {
         c->wait = 0;
+        /* what was refused waits, too, and only a look finds it again */
+        c->flags |= CHUNK_VISIT;
     }
 }
 
@@ -453,7 +457,7 @@ static void plan_again(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (e->content.store->ripen_ns && e->plan.doubtful &&
         c->parked < RETRIES_MAX) {
         c->parked++;
-        c->wait = 0;
+        scan_wake(e, c);
         ripen_add(e, r, chunk);
     }
 }
@@ -474,6 +478,13 @@ static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
     return made;
 }
 
+/* A child is gone sooner than a device's pin. */
+static unsigned backoff_max(const KsmRegion *r)
+{
+    return r->count[PAGE_PINNED] && !region_stays_home(r) ? BACKOFF_FORK
+                                                          : BACKOFF_MAX;
+}
+
 /* Merges the chunk if that pays. */
 static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -483,7 +494,7 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
 
     if (chunk_plan(e, r, chunk)) {
         merged = plan_merge(e, r);
-        c->backoff = merged ? 0 : MIN(c->backoff + 1, 6);
+        c->backoff = merged ? 0 : MIN(c->backoff + 1, backoff_max(r));
         c->failed_in = merged ? c->failed_in : e->scan.pass;
         c->tried = c->gain;
         c->wait = 1u << c->backoff;

@@ -17,13 +17,26 @@ void attr_give_policy(const KsmRegion *r, void *addr, size_t len)
     }
 }
 
+/* A child must not have it: the pool does not wait for that child to end. */
+static void keep_home(void *addr, size_t len)
+{
+    for (unsigned tries = 0; tries < 16; tries++) {
+        if (prim.advise(addr, len, MADV_DONTFORK) == 0) {
+            return;
+        }
+        prim.pause(tries > 3 ? 1000 : 0);
+    }
+}
+
 void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind)
 {
     for (unsigned i = 0; i < r->n_advice; i++) {
         bool huge = r->advice[i] == MADV_HUGEPAGE ||
                     r->advice[i] == MADV_NOHUGEPAGE;
 
-        if (kind == ATTR_OWN || !huge) {
+        if (r->advice[i] == MADV_DONTFORK) {
+            keep_home(addr, len);
+        } else if (kind == ATTR_OWN || !huge) {
             prim.advise(addr, len, r->advice[i]);
         }
     }

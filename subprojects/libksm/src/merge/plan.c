@@ -383,6 +383,17 @@ static bool page_is_movable(const KsmRegion *r, size_t page)
            !page_is_mapped(r, page);
 }
 
+/* It was a huge page when it was looked at, and may not be any more. */
+static bool chunk_is_movable(const KsmRegion *r, size_t chunk)
+{
+    for (size_t i = chunk * CHUNK_PAGES; i < (chunk + 1) * CHUNK_PAGES; i++) {
+        if (!page_is_movable(r, i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /*
  * Most pages of a span.  Where slots are to be filled, the pages that a short
  * span has just given back are written next, still in the cache: that is worth
@@ -410,7 +421,8 @@ static unsigned plan_spans(KsmPlan *p, KsmRegion *r, size_t chunk)
     unsigned most = span_most(p);
     PlanSpan *s = NULL;
 
-    if ((c->flags & CHUNK_HUGE) && !c->mapped && region_has(r, chunk)) {
+    if ((c->flags & CHUNK_HUGE) && !c->mapped && region_has(r, chunk) &&
+        chunk_is_movable(r, chunk)) {
         return plan_whole(p);
     }
     p->n_spans = 0;

@@ -329,7 +329,7 @@ static bool take_stock(KsmStage *g, Isolation *s)
 
         any |= kind_is_populated(kinds[i]);
         if (!kind_is_populated(kinds[i])) {
-            s->fate[i] = left ? s->fate[i] : FATE_HOLE;
+            s->fate[i] = left && !s->hole[i] ? s->fate[i] : FATE_HOLE;
         } else if (s->failed && !s->hole[i]) {
             s->fate[i] = left ? s->fate[i] : FATE_STAY;
         } else if (left || !(kinds[i] & PM_PRESENT)) {

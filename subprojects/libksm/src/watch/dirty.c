@@ -60,12 +60,14 @@ int dirty_choose(KsmDirty *d, KsmRegion *r)
     return 0;
 }
 
-void dirty_track(KsmDirty *d, const KsmRegion *r, char *addr, size_t len)
+void dirty_track(KsmDirty *d, KsmRegion *r, char *addr, size_t len)
 {
     if (r->tracking) {
         UffdRange range = { d->uffd, addr, len };
 
-        prim.uffd_register(&range, UFFD_PROTECT);
+        /* else all of it is registered anew, before the next pass */
+        r->tracking = prim.uffd_register(&range, UFFD_PROTECT) == 0;
+        r->registered |= !r->tracking;
     }
 }
 
@@ -325,9 +327,13 @@ void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk)
 
 bool dirty_settle(KsmDirty *d, const KsmRegion *r, size_t page, size_t n)
 {
-    return r->dirty == KSM_DIRTY_PAGEMAP && r->tracking &&
-           pagemap_ask(d, page_addr(r, page), page_addr(r, page + n), NULL,
-                       page_addr(r, page)) == 0;
+    if (r->dirty != KSM_DIRTY_PAGEMAP || !r->tracking) {
+        return false;
+    }
+    /* where this fails pages look written later */
+    pagemap_ask(d, page_addr(r, page), page_addr(r, page + n), NULL,
+                page_addr(r, page));
+    return true;
 }
 
 bool dirty_protect(KsmDirty *d, KsmRegion *r, const PageRun *run)

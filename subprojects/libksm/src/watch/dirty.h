@@ -44,7 +44,7 @@ int dirty_choose(KsmDirty *d, KsmRegion *r);
  * Registers what the source needs, for a newly mapped range or for the region.
  * Failure only loses knowledge.
  */
-void dirty_track(KsmDirty *d, const KsmRegion *r, char *addr, size_t len);
+void dirty_track(KsmDirty *d, KsmRegion *r, char *addr, size_t len);
 void dirty_resume(KsmDirty *d, KsmRegion *r);
 
 /*
