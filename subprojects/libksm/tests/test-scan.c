@@ -1395,6 +1395,68 @@ static void test_unshare(gconstpointer data)
     scene_end(&s);
 }
 
+/* Whoever takes a chunk's wait away has it looked at: what was refused waits. */
+static void test_woken(void)
+{
+    KsmChunk *c;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 64, 1, 1);
+    mem_fill_run(s.m, 512, 64, 1, 1);
+    prim.uffd_move = move_refused;
+    util_passes(s.e, 4);
+    prim.uffd_move = prim_real.uffd_move;
+    c = &s.r->chunk[s.r->count[PAGE_PINNED] && s.r->chunk[0].wait ? 0 : 1];
+    g_assert(c->wait && !(c->flags & CHUNK_VISIT));
+    c->failed_in = s.e->scan.pass + 1;
+    scan_wake(s.e, c);
+    g_assert(!c->wait && c->flags & CHUNK_VISIT);
+    scene_end(&s);
+}
+
+static const char *untracked;   /* a part that could not be registered */
+
+static int register_fails_once(const UffdRange *range, unsigned mode)
+{
+    const char *from = range->addr;
+
+    if (mode == UFFD_PROTECT && !untracked) {
+        untracked = from;
+        return -ENOMEM;
+    }
+    if (mode == UFFD_PROTECT && from <= untracked &&
+        untracked < from + range->len) {
+        prim.uffd_register = prim_real.uffd_register;
+    }
+    return prim_real.uffd_register(range, mode);
+}
+
+/* A part that cannot be tracked again is, with all others, before long. */
+static void test_untracked(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    /* pages between those that are merged go back, and are tracked again */
+    mem_fill_run(s.m, 0, 64, 1, 1);
+    mem_fill_run(s.m, 512, 64, 1, 1);
+    for (unsigned i = 0; i < 64; i += 2) {
+        mem_fill_run(s.m, i, 1, 9000 + i, 1);
+    }
+    untracked = NULL;
+    prim.uffd_register = register_fails_once;
+    util_passes(s.e, 12);
+    g_assert(untracked);
+    g_assert(prim.uffd_register == prim_real.uffd_register);
+    g_assert(s.r->tracking);
+    scene_end(&s);
+}
+
 /* A call that fails, and what it was called for. */
 static struct {
     Scene *s;
@@ -2991,6 +3053,8 @@ int main(int argc, char **argv)
     g_test_add_data_func("/scan/unshare/busy", GINT_TO_POINTER(true),
                          test_unshare);
     g_test_add_func("/scan/unshare/ours", test_unshare_ours);
+    g_test_add_func("/scan/woken", test_woken);
+    g_test_add_func("/scan/untracked", test_untracked);
     g_test_add_data_func("/scan/arm/vm", GINT_TO_POINTER(true), test_arm);
     g_test_add_data_func("/scan/arm/zero", GINT_TO_POINTER(false), test_arm);
     add_sources("/scan/rest-turns", test_rest_turns);
