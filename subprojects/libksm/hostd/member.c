@@ -50,7 +50,7 @@ static int member_prepare(Member *m)
     return MIN(m->ring, 0);
 }
 
-int member_new(Member **member, Group *g, const WireHello *hello, int pidfd)
+int member_begin(Member **member, Group *g, const WireHello *hello, int pidfd)
 {
     Member *m = g_new0(Member, 1);
     int ret;
@@ -61,7 +61,7 @@ int member_new(Member **member, Group *g, const WireHello *hello, int pidfd)
         ret = group_join(g, &m->held, hello->pages);
     }
     if (ret < 0) {
-        member_free(m);
+        member_end(m);
         return ret;
     }
     memcpy(m->name, hello->name, sizeof(m->name));
@@ -72,7 +72,7 @@ int member_new(Member **member, Group *g, const WireHello *hello, int pidfd)
     return 0;
 }
 
-void member_free(Member *m)
+void member_end(Member *m)
 {
     if (m->exit_watch) {
         g_source_remove(m->exit_watch);

@@ -39,9 +39,9 @@ typedef struct Member {
  * Takes @pidfd when it succeeds.  0, or -errno: of group_join(), or what the
  * ring needs.
  */
-int member_new(Member **m, Group *g, const WireHello *hello, int pidfd);
+int member_begin(Member **m, Group *g, const WireHello *hello, int pidfd);
 /* When the group has let it go. */
-void member_free(Member *m);
+void member_end(Member *m);
 
 /* Do both pidfds mean one process, which has not exited? */
 bool process_is_same(int pidfd, int other);

@@ -151,7 +151,7 @@ static gboolean work_step(gpointer data)
         more = true;
         if (!group_leave_step(&s->group, &m->held)) {
             g_ptr_array_remove_index_fast(s->leaving, i);
-            member_free(m);
+            member_end(m);
         }
     }
     more |= group_step(&s->group);
@@ -360,7 +360,7 @@ void server_free(Server *s)
     for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
         if (s->group.member[i]) {
             holds_free(&s->group.member[i]->holds);
-            member_free((Member *)s->group.member[i]);
+            member_end((Member *)s->group.member[i]);
         }
     }
     prim.close(s->listener);

@@ -122,7 +122,7 @@ static bool join(Client *c, const WireHello *h, Packet *p)
                       "many as one may be", most);
         return false;
     }
-    ret = member_new(&c->member, &s->group, h, p->pidfd);
+    ret = member_begin(&c->member, &s->group, h, p->pidfd);
     if (ret == -ENOSPC) {
         client_refuse(c, WIRE_REFUSED_FULL, "the group has %u members, as "
                       "many as may be (--members)", s->group.members);
