@@ -18,10 +18,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--soak",
         type=float,
-        default=90,
+        default=60,
         metavar="SECONDS",
         help="how long test_storm lasts; test_soak has guests verify their memory "
-        "for half of it (default: 90)",
+        "for half of it (default: 60)",
     )
     parser.addoption(
         "--seed",

@@ -96,7 +96,7 @@ def test_smp(image: Path, scope_vm: str) -> None:
 def test_soak(
     image: Path, scope_vm: str, pytestconfig: pytest.Config, record_property: Record
 ) -> None:
-    """A minute, or half of --soak SECONDS: merged and verified all the while.
+    """Half a minute, or half of --soak SECONDS: merged and verified all the while.
 
     Two virtual CPUs that verify as fast as they can.  In each round memory
     comes that can be merged, is merged, verified, written, and goes; the

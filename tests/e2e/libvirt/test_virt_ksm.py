@@ -135,7 +135,12 @@ def test_group(host: Daemon, tmp_path: Path) -> None:
         out = virt_ksm(host, *words)
         assert "its user must be in the socket's group, root" in out
         lv_host.wait_for("a member", 60, lambda: daemon.status()["members"])
-        assert "no daemon" not in virt_ksm(host, "status", "d")
+        # the daemon knows of it before it hears that it is a member
+        lv_host.wait_for(
+            "a status with the daemon",
+            60,
+            lambda: "no daemon" not in virt_ksm(host, "status", "d"),
+        )
         host.virsh("destroy", "d")
 
 
