@@ -227,6 +227,7 @@ static void cpu_report(const char *when, Cpu cpu)
 static void measure(const Setup *s, Shared *shared, uint64_t all,
                     uint64_t slots)
 {
+    uint64_t empty = s->socket ? bench_ask("daemon tables") : 0;
     uint64_t before = bench_ask(s->socket ? "daemon cpu" : "ksmd start");
     uint64_t began = bench_now_ns(), now = began, changed = began;
     uint64_t have = 0, was = 0;
@@ -257,8 +258,11 @@ static void measure(const Setup *s, Shared *shared, uint64_t all,
     }
     cpu_report("end", cpu_now(s, shared, before));
     if (s->socket && slots) {
+        uint64_t tables = bench_ask("daemon tables");
+
+        bench_metric("daemon_empty_kib", empty / 1024.0);
         bench_metric("daemon_bytes_per_page",
-                     (double)bench_ask("daemon tables") / slots);
+                     (double)(tables - MIN(tables, empty)) / slots);
     }
 }
 

@@ -5,21 +5,22 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "asked.h"
 #include "base/prim.h"
 
-#define BITS_MIN    9u      /* 64 KiB; those above EXACT_BITS + 32 */
-#define SHRINK_MIN  13u     /* not what one message makes it grow to */
-#define BITS_MAX    32u     /* known of each entry's hash */
+#define BUCKETS_MIN 512u    /* 64 KiB; (EXACT_BITS + 32) more bits of a hash */
+#define BUCKETS_MAX UINT64_C(0x80000000)
+#define SHRINK_MIN  4096u   /* not what a message or two make it grow to */
 #define HASH_AT     27u     /* in an entry: */
 #define EXACT_AT    41u     /* ... the upper part of it: bits 32 to 54 */
 #define EXACT_BITS  23u
 /*
- * Of sixteen, on average, before it grows: one in two thousand falls out then.
- * Who fell out hears nothing, and what two have is not merged for minutes.
+ * Of sixteen, on average, before it grows: one in a thousand falls out.  Who
+ * fell out hears nothing, and what two have is not merged for minutes.
  */
-#define FILLED_MAX  8u
+#define FILLED_MAX  7u
 #define WANTED_AT   22u
 #define WANTED_ENDS 31u     /* marks are counted from 1 to this */
 #define WANTED_UNIT_NS  UINT64_C(4000000000)
@@ -29,15 +30,15 @@
 #define SAME_MAX    6u      /* askers of one hash: there are others */
 /* Buckets moved or swept in a step: below a millisecond. */
 #define STEP        2048u
+#define RELEASE     16384u  /* given back to the kernel at once: 2 MiB */
 #define LINE        64u     /* of the cache */
 
 G_STATIC_ASSERT(sizeof(AskedBucket) == 2 * LINE);
 
-static int table_map(AskedTable *t, unsigned bits)
+static int table_map(AskedTable *t, size_t n)
 {
-    t->bits = bits;
-    t->bucket = prim.map(NULL, sizeof(AskedBucket) << bits,
-                         PROT_READ | PROT_WRITE,
+    t->n = n;
+    t->bucket = prim.map(NULL, n * sizeof(AskedBucket), PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return t->bucket ? 0 : -ENOMEM;
 }
@@ -45,7 +46,7 @@ static int table_map(AskedTable *t, unsigned bits)
 static void table_unmap(AskedTable *t)
 {
     if (t->bucket) {
-        prim.unmap(t->bucket, sizeof(AskedBucket) << t->bits);
+        prim.unmap(t->bucket, t->n * sizeof(AskedBucket));
         t->bucket = NULL;
     }
 }
@@ -53,8 +54,8 @@ static void table_unmap(AskedTable *t)
 int asked_init(Asked *a)
 {
     memset(a, 0, sizeof(*a));
-    a->most = BITS_MIN;
-    return table_map(&a->now, BITS_MIN);
+    a->most = BUCKETS_MIN;
+    return table_map(&a->now, BUCKETS_MIN);
 }
 
 void asked_free(Asked *a)
@@ -63,16 +64,31 @@ void asked_free(Asked *a)
     table_unmap(&a->old);
 }
 
+/* Buckets that are not filled too much by so many. */
+static size_t buckets_for(uint64_t hashes)
+{
+    return MIN(hashes / FILLED_MAX + 1, BUCKETS_MAX);
+}
+
 void asked_limit(Asked *a, uint64_t hashes)
 {
-    while (a->most < BITS_MAX && (uint64_t)FILLED_MAX << a->most < hashes) {
-        a->most++;
-    }
+    a->most = MAX(a->most, buckets_for(hashes));
 }
 
 static size_t bucket_number(const AskedTable *t, uint64_t hash)
 {
-    return hash >> (64 - t->bits);
+    return (hash >> 32) * t->n >> 32;
+}
+
+/*
+ * The upper 32 bits of a hash, by its bucket and the lower ones of them: a
+ * bucket has fewer than 2^EXACT_BITS + 1 in a row.
+ */
+static uint64_t upper_of(const AskedTable *t, size_t number, uint64_t exact)
+{
+    uint64_t first = (((uint64_t)number << 32) + t->n - 1) / t->n;
+
+    return first + ((exact - first) & ((1u << EXACT_BITS) - 1));
 }
 
 /* Where @hash stands, or is to stand now. */
@@ -311,20 +327,17 @@ bool asked_is_forgotten(const Asked *a, unsigned member)
     return !(a->gone[member / 64] >> (member % 64) & 1);
 }
 
-/*
- * The buckets that a bucket of the old table becomes have its number as their
- * upper bits.  The oldest entry first, so that the newest is in front.
- */
+/* The oldest entry first, so that the newest is in front. */
 static void bucket_move(Asked *a, size_t number)
 {
     const AskedBucket *b = &a->old.bucket[number];
 
     for (unsigned k = ASKED_WAYS; k-- > 0; ) {
         uint64_t entry = b->entry[k];
-        uint64_t hash = (uint64_t)number << (64 - a->old.bits) |
-                        entry >> EXACT_AT << 32;
 
         if (entry) {
+            uint64_t hash = upper_of(&a->old, number, entry >> EXACT_AT) << 32;
+
             a->count--;
             bucket_push(a, &a->now.bucket[bucket_number(&a->now, hash)], entry);
         }
@@ -333,25 +346,16 @@ static void bucket_move(Asked *a, size_t number)
 
 static void move(Asked *a, uint64_t buckets)
 {
-    size_t all = (size_t)1 << a->old.bits;
-
-    for (uint64_t i = 0; i < buckets && a->moved < all; i++) {
+    for (uint64_t i = 0; i < buckets && a->moved < a->old.n; i++) {
         bucket_move(a, a->moved++);
+        if (a->moved % RELEASE == 0) {
+            prim.advise(&a->old.bucket[a->moved - RELEASE],
+                        RELEASE * sizeof(AskedBucket), MADV_DONTNEED);
+        }
     }
-    if (a->moved == all) {
+    if (a->moved == a->old.n) {
         table_unmap(&a->old);
     }
-}
-
-/* Bits of a table that is not filled too much by so many. */
-static unsigned bits_for(const Asked *a, uint64_t hashes)
-{
-    unsigned bits = a->now.bits;
-
-    while (bits < a->most && (uint64_t)FILLED_MAX << bits < hashes) {
-        bits++;
-    }
-    return bits;
 }
 
 /* A table that is swept is not replaced meanwhile. */
@@ -360,11 +364,11 @@ static bool may_resize(const Asked *a)
     return !a->old.bucket && !a->sweeps;
 }
 
-static bool resize(Asked *a, unsigned bits)
+static bool resize(Asked *a, size_t n)
 {
     AskedTable new;
 
-    if (table_map(&new, bits) < 0) {
+    if (table_map(&new, n) < 0) {
         return false;
     }
     a->old = a->now;
@@ -373,12 +377,13 @@ static bool resize(Asked *a, unsigned bits)
     return true;
 }
 
+/* By a quarter at least: an entry is moved a few times, not more. */
 void asked_room(Asked *a, uint64_t hashes)
 {
-    unsigned bits = bits_for(a, a->count + hashes);
+    size_t n = MIN(buckets_for(a->count + hashes), a->most);
 
-    if (bits > a->now.bits && may_resize(a)) {
-        resize(a, bits);
+    if (n > a->now.n && may_resize(a)) {
+        resize(a, MIN(MAX(n, a->now.n + a->now.n / 4), a->most));
     }
     /* what comes now would fill buckets that are still to be moved */
     if (a->old.bucket) {
@@ -389,9 +394,9 @@ void asked_room(Asked *a, uint64_t hashes)
 /* What was asked has come, or its members have gone. */
 static bool shrink(Asked *a)
 {
-    return a->now.bits >= SHRINK_MIN &&
-           a->count < (uint64_t)FILLED_MAX << (a->now.bits - 3) &&
-           resize(a, a->now.bits - 2);
+    return a->now.n >= SHRINK_MIN && may_resize(a) &&
+           a->count < (uint64_t)FILLED_MAX * (a->now.n / 4) &&
+           resize(a, a->now.n / 2);
 }
 
 static bool sweep_begin(Asked *a)
@@ -423,12 +428,10 @@ static void bucket_sweep(Asked *a, AskedBucket *b)
 
 static void sweep_step(Asked *a)
 {
-    size_t all = (size_t)1 << a->now.bits;
-
-    for (unsigned i = 0; i < STEP && a->swept < all; i++) {
+    for (unsigned i = 0; i < STEP && a->swept < a->now.n; i++) {
         bucket_sweep(a, &a->now.bucket[a->swept++]);
     }
-    if (a->swept == all) {
+    if (a->swept == a->now.n) {
         for (unsigned i = 0; i < G_N_ELEMENTS(a->gone); i++) {
             a->gone[i] &= ~a->sweeping[i];
         }
@@ -449,19 +452,19 @@ bool asked_step(Asked *a)
     return shrink(a) || sweep_begin(a);
 }
 
-int asked_resize(Asked *a, unsigned bits)
+int asked_resize(Asked *a, size_t n)
 {
-    if (bits < BITS_MIN || bits > BITS_MAX) {
+    if (n < BUCKETS_MIN || n > BUCKETS_MAX) {
         return -EPROTO;
     }
     table_unmap(&a->now);
-    a->most = MAX(a->most, bits);
-    return table_map(&a->now, bits);
+    a->most = MAX(a->most, n);
+    return table_map(&a->now, n);
 }
 
 void asked_count(Asked *a)
 {
-    size_t all = (size_t)ASKED_WAYS << a->now.bits;
+    size_t all = a->now.n * ASKED_WAYS;
 
     a->count = 0;
     for (size_t i = 0; i < all; i++) {
@@ -471,10 +474,10 @@ void asked_count(Asked *a)
 
 size_t asked_bytes(const Asked *a)
 {
-    size_t n = (size_t)1 << a->now.bits;
+    size_t n = a->now.n;
 
     if (a->old.bucket) {
-        n += (size_t)1 << a->old.bits;
+        n += a->old.n - a->moved / RELEASE * RELEASE;
     }
     return n * sizeof(AskedBucket);
 }

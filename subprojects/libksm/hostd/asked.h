@@ -10,10 +10,11 @@
  *
  * An entry is 8 bytes: 37 bits of the hash, two askers, and when the second was
  * told to offer the content; sixteen are a bucket, of two cache lines, the
- * newest first, and the oldest falls out.  There are 2^9 buckets at least, and
- * the upper bits of the hash are the bucket's number: so 46 bits are known, and
- * who asks about another hash with the same 46 is told of a page in vain.  The
- * table grows and shrinks with what stands in it, without asking anybody.
+ * newest first, and the oldest falls out.  A bucket has its share of the range
+ * of hashes; there are 2^9 at least, so that its number tells the upper bits
+ * that the entry does not have.  So 46 bits are known, and who asks about
+ * another hash with the same 46 is told of a page in vain.  The table grows and
+ * shrinks with what stands in it, without asking anybody.
  *
  * Moving, and forgetting a member that left, goes by pieces (asked_step()).
  * Until it is forgotten its number must not be given to another member.
@@ -37,14 +38,14 @@ typedef struct AskedBucket {
 
 typedef struct AskedTable {
     AskedBucket *bucket;
-    unsigned bits;          /* 2^bits buckets */
+    size_t n;               /* buckets */
 } AskedTable;
 
 typedef struct Asked {
     AskedTable now;
-    AskedTable old;         /* while it is replaced: its buckets from @moved on */
+    AskedTable old;         /* while replaced: its buckets from @moved on */
     size_t moved;
-    unsigned most;          /* bits: it grows no further */
+    size_t most;            /* buckets: it grows no further */
     size_t count;           /* entries, of both tables */
     uint64_t gone[ASKED_MEMBERS / 64];      /* left; not forgotten yet */
     uint64_t sweeping[ASKED_MEMBERS / 64];  /* those of the pass under way */
@@ -77,8 +78,8 @@ bool asked_is_forgotten(const Asked *a, unsigned member);
 /* A piece of the work; false: there is none. */
 bool asked_step(Asked *a);
 
-/* Of 2^@bits buckets, to be filled with what another one has in now.bucket. */
-int asked_resize(Asked *a, unsigned bits);
+/* Of @n buckets, to be filled with what another one has in now.bucket. */
+int asked_resize(Asked *a, size_t n);
 /* ... which was done. */
 void asked_count(Asked *a);
 

@@ -13,6 +13,11 @@
 
 #define INDEX_ROOM      16384u  /* entries, at first */
 /*
+ * One in so many is kept free: else one in 200 finds no place while the index
+ * grows, and who does not find it keeps a page of its own.
+ */
+#define INDEX_SPARE     8u
+/*
  * Pages written before a look at the control group: they must fit into what
  * memcg_is_tight() calls room.
  */
@@ -343,19 +348,19 @@ static void count_refused(Group *g, uint32_t why, unsigned n)
 }
 
 /*
- * Room in the index for one more.  While it grows by half, at least five times
- * as many entries are moved as come in: it is done when a fifth is there.
+ * Room in the index for one more.  While it grows by a quarter, at least five
+ * times as many entries are moved as come in: it is done when a fifth is there.
  */
 static void index_make_room(Group *g)
 {
     if (++g->index_fed % INDEX_FEED == 0) {
         index_step(&g->index);
     }
-    if (g->index.count < g->index_room) {
+    if (g->index.count + g->index.count / INDEX_SPARE < g->index_room) {
         return;
     }
-    if (index_reserve(&g->index, g->index_room + g->index_room / 2) == 0) {
-        g->index_room += g->index_room / 2;
+    if (index_reserve(&g->index, g->index_room + g->index_room / 4) == 0) {
+        g->index_room += g->index_room / 4;
     }
 }
 

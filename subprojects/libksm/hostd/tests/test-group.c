@@ -526,7 +526,8 @@ static void test_many(void)
         g_assert(found[i] == slot[i] || found[i] == WIRE_NONE);
         missed += found[i] != slot[i];
     }
-    g_assert(missed < MANY / 1000);
+    g_test_message("missed %u", missed);
+    g_assert(missed < MANY / 2000);
     while (group_leave_step(g, &a) || group_leave_step(g, &b)) {
         continue;
     }
