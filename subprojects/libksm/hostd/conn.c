@@ -136,6 +136,7 @@ static void flush(Conn *c)
         waiting_free(g_queue_pop_head(&c->out));
     }
     watch_for(c);
+    c->ops->room(c);
 }
 
 size_t conn_queued(const Conn *c)
@@ -295,7 +296,9 @@ int conn_identify(int fd, int on)
 
 void conn_close(Conn *c)
 {
-    flush(c);
+    if (c->out.length) {
+        flush(c);
+    }
     g_source_destroy(&c->source);
     prim.close(c->fd);
     g_source_unref(&c->source);

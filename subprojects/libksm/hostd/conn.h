@@ -39,6 +39,8 @@ typedef struct ConnOps {
     void (*end)(Conn *c);
     /* A packet that breaks the protocol below what it says. */
     void (*bad)(Conn *c, const char *why);
+    /* Nothing waits to be sent any more. */
+    void (*room)(Conn *c);
 } ConnOps;
 
 /* Takes the descriptor. */

@@ -30,6 +30,7 @@ typedef struct Member {
     uint64_t cookie[2];
     char name[64];
     GArray *news;           /* WireFound, to be sent at the end of this turn */
+    bool missed;            /* there was no room for others; it is to be told */
     Holds *listed;          /* while HELD is awaited: what it says it holds */
     uint64_t heard;         /* HELDs that are to come */
     uint64_t share, share_at;       /* of STATE, and when that was counted */

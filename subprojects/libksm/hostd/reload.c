@@ -21,7 +21,7 @@ typedef struct SavedServer {
     uint64_t generation, key, began, file_slots;
     uint32_t slots, max_holds, top, patterns, members, clients;
     int32_t listener, fd, map_fd, kind, keeps_all;
-    uint32_t asked_bits;
+    uint32_t asked_buckets;
     uint64_t gone[ASKED_MEMBERS / 64];
     GroupStats stats;
 } SavedServer;
@@ -29,7 +29,7 @@ typedef struct SavedServer {
 typedef struct SavedMember {
     uint32_t number, pid, released, leaves, lists;
     int32_t pidfd, ring;
-    uint32_t zero;
+    uint32_t missed;
     uint64_t pages, charged, heard, cookie[2];
     char name[64];
 } SavedMember;
@@ -103,6 +103,7 @@ static void put_member(Image *im, const Member *m, uint32_t top)
         .released = m->held.released,
         .leaves = !m->exit_watch,
         .lists = m->listed != NULL,
+        .missed = m->missed,
         .pidfd = m->pidfd,
         .ring = m->ring,
         .pages = m->held.pages,
@@ -175,7 +176,7 @@ static void put_server(Image *im, const Server *s)
         .map_fd = s->file.map_fd,
         .kind = s->file.kind,
         .keeps_all = s->file.keeps_all,
-        .asked_bits = g->asked.now.bits,
+        .asked_buckets = g->asked.now.n,
         .stats = g->stats,
     };
 
@@ -187,7 +188,7 @@ static void put_server(Image *im, const Server *s)
     image_put(im, g->owner, saved.top * sizeof(*g->owner));
     put_patterns(im, &g->pool);
     image_put(im, g->asked.now.bucket,
-              sizeof(AskedBucket) << g->asked.now.bits);
+              g->asked.now.n * sizeof(AskedBucket));
     for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
         if (g->member[i]) {
             put_member(im, (Member *)g->member[i], saved.top);
@@ -298,7 +299,7 @@ static int get_patterns(Image *im, const SavedServer *saved, KsmPool *p)
 static int get_group(Image *im, const SavedServer *saved, Group *g)
 {
     if (saved->top > g->config.slots ||
-        asked_resize(&g->asked, saved->asked_bits) < 0) {
+        asked_resize(&g->asked, saved->asked_buckets) < 0) {
         return -EPROTO;
     }
     g->stats = saved->stats;
@@ -310,7 +311,7 @@ static int get_group(Image *im, const SavedServer *saved, Group *g)
         return im->error;
     }
     image_get(im, g->asked.now.bucket,
-              sizeof(AskedBucket) << g->asked.now.bits);
+              g->asked.now.n * sizeof(AskedBucket));
     asked_count(&g->asked);
     memcpy(g->asked.gone, saved->gone, sizeof(saved->gone));
     return im->error;
@@ -322,6 +323,7 @@ static void member_fill(Member *m, const SavedMember *saved)
     m->pidfd = saved->pidfd;
     m->ring = saved->ring;
     m->heard = saved->heard;
+    m->missed = saved->missed;
     memcpy(m->cookie, saved->cookie, sizeof(m->cookie));
     memcpy(m->name, saved->name, sizeof(m->name));
     m->news = g_array_new(FALSE, FALSE, sizeof(WireFound));

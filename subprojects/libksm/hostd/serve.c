@@ -30,6 +30,7 @@ void client_close(Client *c)
         Member *m = c->member;
 
         m->conn = NULL;
+        m->missed = false;      /* it asks about all again */
         if (m->listed) {
             /* what it holds is as before, until it resumes again */
             holds_free(m->listed);
@@ -93,9 +94,14 @@ static bool tell_member(void *opaque, unsigned number, uint64_t hash,
     Member *m = (Member *)s->group.member[number];
     WireFound found = { .hash = hash, .slot = slot };
 
-    if (!m || !m->conn || m->listed || m->news->len == WIRE_PAIRS ||
-        conn_queued(m->conn) >= CONN_QUEUE_MAX ||
-        !group_hold(&s->group, &m->held, slot)) {
+    if (!m || !m->conn || m->listed) {
+        return false;
+    }
+    if (m->news->len == WIRE_PAIRS || conn_queued(m->conn) >= CONN_QUEUE_MAX) {
+        m->missed = true;
+        return false;
+    }
+    if (!group_hold(&s->group, &m->held, slot)) {
         return false;
     }
     if (!m->news->len) {
@@ -103,6 +109,26 @@ static bool tell_member(void *opaque, unsigned number, uint64_t hash,
     }
     g_array_append_val(m->news, found);
     return true;
+}
+
+/* A member that did not read for a while is to ask again. */
+static void tell_missed(Member *m)
+{
+    WireHead none = { .type = WIRE_NEWS };
+
+    if (m->missed && !conn_queued(m->conn)) {
+        m->missed = false;
+        conn_send(m->conn, &none, sizeof(none));
+    }
+}
+
+static void client_room(Conn *conn)
+{
+    Client *c = conn_opaque(conn);
+
+    if (c->member && c->member->conn == conn) {
+        tell_missed(c->member);
+    }
 }
 
 static void send_news(Server *s, Member *m)
@@ -127,6 +153,7 @@ static void send_news(Server *s, Member *m)
             }
         }
         conn_send(m->conn, news, sizeof(WireHead) + n * sizeof(WireFound));
+        tell_missed(m);
     }
     /* else its holds are dropped when it resumes, or exits */
     g_free(news);
@@ -219,6 +246,7 @@ static const ConnOps client_ops = {
     .packet = client_packet,
     .end = client_end,
     .bad = client_bad,
+    .room = client_room,
 };
 
 Client *client_add(Server *s, int fd)
@@ -318,6 +346,13 @@ void server_start(Server *s)
     s->group.tell = tell_member;
     s->group.opaque = s;
     s->listen_watch = g_unix_fd_add(s->listener, G_IO_IN, server_accept, s);
+    for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
+        Member *m = (Member *)s->group.member[i];
+
+        if (m && m->conn) {
+            tell_missed(m);     /* of before it was reloaded */
+        }
+    }
     server_work(s);
 }
 

@@ -172,6 +172,36 @@ static void run_swamp(void)
     end(p, s);
 }
 
+/* It did not read for a while: all is asked again, and not too often. */
+static void run_missed(void)
+{
+    WireHead none = { .type = WIRE_NEWS };
+    Peer *p = begin();
+    KsmStore *s = peer_store(p);
+    unsigned losses;
+
+    hear(s);
+    losses = s->ops->losses(s);
+    for (unsigned i = 0; i < 3; i++) {
+        peer_send(p, &none, sizeof(none), NULL, 0);
+        peer_send(p, &none, sizeof(none), NULL, 0);
+        hear(s);
+        hear(s);
+        g_assert(s->ops->losses(s) == ++losses);
+        peer_send(p, &none, sizeof(none), NULL, 0);
+        hear(s);
+        now += 20 * SECOND;
+        hear(s);
+        g_assert(s->ops->losses(s) == losses);
+        now += 11 * SECOND;
+        hear(s);
+        g_assert(s->ops->losses(s) == ++losses);
+        now += 31 * SECOND;
+    }
+    g_assert(!store_is_gone(s));
+    end(p, s);
+}
+
 /* Hangs up as soon as it has said WELCOME; connections in ten minutes. */
 static unsigned flaps(bool answers)
 {
@@ -277,6 +307,7 @@ int main(int argc, char **argv)
     g_test_add_func("/member/greeted", run_greeted);
     g_test_add_func("/member/flood", run_flood);
     g_test_add_func("/member/swamp", run_swamp);
+    g_test_add_func("/member/missed", run_missed);
     g_test_add_func("/member/flap", run_flap);
     g_test_add_func("/member/refused", run_refused);
     g_test_add_func("/member/no-fds", run_no_fds);

@@ -654,12 +654,13 @@ static void test_deaf_status(void)
 /* Thousands of news for somebody who does not listen: they are lost. */
 static void test_deaf_news(void)
 {
-    unsigned n = 2000;
+    unsigned n = 20000, asks = 4000;
     Scene s;
     Peer *p, *q;
     uint64_t *hash = g_new(uint64_t, n);
     uint32_t *slot = g_new(uint32_t, n), taken[64];
     unsigned long before;
+    unsigned missed = 0;
     WireState *state;
 
     scene_begin(&s);
@@ -668,7 +669,9 @@ static void test_deaf_news(void)
     for (unsigned i = 0; i < n; i++) {
         hash[i] = peer_hash_of(p, 100 + i);
     }
-    peer_ask(p, hash, n, slot);
+    for (unsigned i = 0; i < n; i += asks) {
+        peer_ask(p, hash + i, asks, slot + i);
+    }
     before = poold_rss(s.d);
     for (unsigned i = 0; i < n; i += 4) {
         for (unsigned k = 0; k < 4; k++) {
@@ -679,22 +682,28 @@ static void test_deaf_news(void)
     state = peer_state(q);
     g_test_message("news %" G_GUINT64_FORMAT ", lost %" G_GUINT64_FORMAT,
                    state->news, state->news_lost);
-    g_assert(state->news + state->news_lost == n);
+    /* a few may have been forgotten, see asked.h */
+    g_assert(state->news + state->news_lost >= n - n / 1000);
+    g_assert(state->news_lost > 0);
     g_free(state);
     g_assert(poold_rss(s.d) < before + GROWTH_MAX_KIB);
     /*
-     * Those that came are holds, the lost ones are none.  It must read them all
-     * before it says much: it is not heard as long as it does not listen.
+     * Those that came are holds, the lost ones are none, and in the end it is
+     * told that there were some.  It must read them all before it says much: it
+     * is not heard as long as it does not listen.
      */
     peer_sync(p);
     while (!g_queue_is_empty(&p->early)) {
         WireNews *m = (WireNews *)peer_wait(p, WIRE_NEWS, 0);
 
+        g_assert(!missed);
+        missed += !m->head.count;
         for (unsigned i = 0; i < m->head.count; i++) {
             peer_drop(p, m->found[i].slot, 1);
         }
         g_free(m);
     }
+    g_assert(missed);
     state = peer_state(p);
     g_assert(state->member[0].holds == 0);
     g_free(state);

@@ -401,7 +401,7 @@ static size_t length_of(const WireHead *h)
     case WIRE_BLOCK:
         return h->count ? 0 : sizeof(WireBlock);
     case WIRE_NEWS:
-        return h->count - 1 < WIRE_PAIRS ?
+        return h->count <= WIRE_PAIRS ?
                sizeof(*h) + h->count * sizeof(WireFound) : 0;
     case WIRE_STATE:
         return h->count <= 1024 ?

@@ -173,6 +173,9 @@ static bool ask_all_again(KsmEngine *e)
             continue;
         }
         page = --r->ask_left * CHUNK_PAGES;
+        if (!r->ask_left) {
+            scan_kick(e);       /* it may rest for long */
+        }
         for (unsigned k = 0; k < CHUNK_PAGES; k++, page++) {
             PageState s = page_state(r, page);
 

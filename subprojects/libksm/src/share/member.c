@@ -12,6 +12,8 @@
 #define FULL_MAX_NS     UINT64_C(600000000000)
 /* Refused again within so many waits: it is full still. */
 #define FULL_AGAIN      8u
+/* All is asked about again because news were lost: not more often. */
+#define MISSED_NS       UINT64_C(30000000000)
 #define BLOCK_NEW       16u     /* slots of a new block */
 #define GROW_SEQ        UINT64_MAX      /* other questions count from 0 */
 /*
@@ -137,6 +139,7 @@ static void member_lost(KsmMember *m)
     blocks_forget(m);
     m->in_len = 0;
     m->full_until = 0;
+    m->missed = false;
     m->group_asked = m->group_awaited = false;
     g_clear_pointer(&m->group, g_free);
 }
@@ -347,6 +350,12 @@ void member_run(KsmMember *m)
     }
     drops_send(m);
     group_ask(m);
+    if (m->missed && (!m->missed_ns ||
+                      prim.now_ns() - m->missed_ns >= MISSED_NS)) {
+        m->missed = false;
+        m->missed_ns = prim.now_ns();
+        m->losses++;
+    }
     if (m->full_until && prim.now_ns() >= m->full_until) {
         m->full_until = 0;
         m->full_ended = prim.now_ns();
@@ -703,6 +712,7 @@ static int news_read(KsmMember *m, StoreAnswer *answers, unsigned max)
         told(m, f->slot, &answers[n]);
         n += answers[n].what != ANSWER_NONE;
     }
+    m->missed |= !news->head.count;
     m->in_len = m->in_at == news->head.count ? 0 : m->in_len;
     return n;
 }

@@ -46,6 +46,8 @@ typedef struct KsmMember {
     unsigned breaks;        /* of the link, as seen */
     unsigned losses;        /* as KsmStoreOps.losses */
     uint64_t up_ns;         /* since when the daemon is there for us */
+    bool missed;            /* news were lost */
+    uint64_t missed_ns;     /* ... the last time that all was asked again */
     uint64_t waits_ns;      /* for an answer, or something else, since */
     char name[64];
     uint64_t pages;         /* of memory: for HELLO */
