@@ -8,7 +8,8 @@
  * hold all of it against what they wrote.  One side is killed before it sends
  * its Nth message, or when it has received it, for every N (or every --step):
  * no chance is involved in where.  Then there is another in its place, all is
- * merged that can be, and when all members have left no slot is in use.
+ * merged that can be, in the pool of the daemon that is there then, and when all
+ * members have left no slot is in use.
  */
 #include <errno.h>
 #include <signal.h>
@@ -34,7 +35,6 @@
 #define CHURNED     16u     /* ... and are written */
 #define PAGES       160u
 #define CHURN_US    1500000 /* while messages are counted */
-#define FOLLOW_US   300000
 #define WAIT_US     30000000
 
 typedef enum Victim { VICTIM_DAEMON, VICTIM_MEMBER, VICTIM_NONE } Victim;
@@ -329,24 +329,11 @@ static void ends_well(pid_t pid)
     g_assert(waitpid(pid, &status, 0) == pid && status == 0);
 }
 
-/*
- * The members of a daemon that died run on, and connect to the next one.  What
- * they have in the dead one's pool stays there, merged with nobody's: others
- * take their place.
- */
-static void members_follow(pid_t *member)
+/* Is it, and in the pool of the daemon that is there now? */
+static bool has_moved(void)
 {
-    g_usleep(FOLLOW_US);
-    __atomic_store_n(&board->settle, 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&board->stop, 1, __ATOMIC_RELAXED);
-    for (unsigned i = 0; i < MEMBERS; i++) {
-        ends_well(member[i]);
-    }
-    memset(board->merged, 0, sizeof(board->merged));
-    __atomic_store_n(&board->stop, 0, __ATOMIC_RELAXED);
-    for (unsigned i = 0; i < MEMBERS; i++) {
-        member[i] = start(VICTIM_MEMBER, i, false);
-    }
+    return is_merged() && __atomic_load_n(&board->used, __ATOMIC_RELAXED) >=
+                          SHARED - SHARED / 4;
 }
 
 /* False: there are fewer messages than that. */
@@ -363,8 +350,8 @@ static bool run_once(Victim victim, unsigned at)
     }
     died = has_died(victim == VICTIM_DAEMON ? daemon : member[0]);
     if (died && victim == VICTIM_DAEMON) {
+        board->used = 0;
         daemon = daemon_start(false);
-        members_follow(member);
     } else if (died) {
         board->merged[0] = 0;
         member[0] = start(VICTIM_MEMBER, 0, false);
@@ -375,7 +362,7 @@ static bool run_once(Victim victim, unsigned at)
     }
     if (died) {
         __atomic_store_n(&board->settle, 1, __ATOMIC_RELAXED);
-        wait_until(is_merged, "merged");
+        wait_until(victim == VICTIM_DAEMON ? has_moved : is_merged, "merged");
         __atomic_store_n(&board->stop, 1, __ATOMIC_RELAXED);
         for (unsigned i = 0; i < MEMBERS; i++) {
             ends_well(member[i]);

@@ -12,6 +12,7 @@
 #include "engine/answers.h"
 #include "engine/discard.h"
 #include "engine/engine.h"
+#include "engine/follow.h"
 #include "engine/fork.h"
 #include "engine/ripen.h"
 #include "engine/scan.h"
@@ -665,6 +666,7 @@ static bool engine_upkeep(KsmEngine *e, bool *crowded)
     bool more = store_tidy(e->content.store);
 
     more |= answers_take(e) | asks_drop(&e->asks, e->scan.pass);
+    more |= follow_step(e);
     *crowded = work == INDEX_CROWDED || ages_forget(e);
     return more || *crowded || work != INDEX_DONE;
 }
@@ -687,7 +689,8 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
         /* between passes only answers and what was freed is looked after */
         do {
             more = answers_take(e);
-            more |= e->run && (discard_settle(e) || scan_ripe(e));
+            more |= e->run && (discard_settle(e) || scan_ripe(e) ||
+                               follow_step(e));
             lock_release(&e->lock);
             lock_take(&e->lock);
         } while (more && engine_has_work(e) &&

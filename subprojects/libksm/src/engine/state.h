@@ -52,6 +52,25 @@ typedef struct KsmScan {
     uint8_t kinds[CHUNK_PAGES]; /* PM_* of the chunk being visited */
 } KsmScan;
 
+typedef enum FollowPhase {
+    FOLLOW_NEXT,        /* no chunk is in hand */
+    FOLLOW_OFFER,       /* its content is offered, and answers are awaited */
+    FOLLOW_MERGE,       /* it is restored, and queued */
+} FollowPhase;
+
+/* A chunk on its way to another pool: follow.h. */
+typedef struct KsmFollow {
+    FollowPhase phase;
+    uint32_t at;            /* chunks of the directory below were looked at */
+    uint32_t id;            /* of the chunk in hand, there */
+    uint64_t until;         /* ns: it waits no longer */
+    uint64_t due;           /* ns: until then nothing is done */
+    bool moved;             /* some were, since the directory's beginning */
+    unsigned restored;      /* pages of the chunk */
+    uint32_t slot[CHUNK_PAGES]; /* that are to move; SLOT_NONE */
+    uint32_t tag[CHUNK_PAGES];  /* of their content, there */
+} KsmFollow;
+
 struct KsmEngine {
     KsmConfig cfg;
     bool run;
@@ -72,6 +91,7 @@ struct KsmEngine {
     GQueue ripening;        /* chunks: ripen.h */
     uint64_t renewed_ns;    /* when what is alone was asked about again ... */
     uint32_t renewed;       /* ... up to that chunk */
+    KsmFollow follow;
     KsmFreer *freer;        /* how and when to give memory back */
     KsmMemcg memcg;
     KsmDirty dirty;

@@ -235,6 +235,7 @@ static int replace_clean(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
 typedef enum RestoreFor {
     FOR_OWNER,      /* who asks for it, perhaps while merging is inhibited */
     FOR_SCAN,       /* only where merging may go on */
+    FOR_MOVE,       /* the same, and only what was not copied on write */
 } RestoreFor;
 
 /*
@@ -244,7 +245,7 @@ typedef enum RestoreFor {
 static bool restore_is_busy(KsmRegion *r, const UffdRange *range,
                             RestoreFor whom)
 {
-    return region_busy(r, range->addr, range->len) ||
+    return whom == FOR_MOVE || region_busy(r, range->addr, range->len) ||
            (whom == FOR_SCAN && region_inhibited(r));
 }
 
@@ -258,7 +259,7 @@ static int restore_run(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
     sigset_t old;
     int ret;
 
-    if (whom == FOR_SCAN && mappings < VMAS_FEW) {
+    if (whom != FOR_OWNER && mappings < VMAS_FEW) {
         return -ENOMEM;
     }
     if (s->uffd_wp < 0) {
@@ -316,6 +317,11 @@ static int restore_once(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
 int restore_pages(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
 {
     return restore_once(s, r, page, n, FOR_SCAN);
+}
+
+int restore_clean(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
+{
+    return s->uffd_wp < 0 ? -ENOTSUP : restore_once(s, r, page, n, FOR_MOVE);
 }
 
 /* Passes over chunks that map nothing, not too many.  The next page to do. */

@@ -45,6 +45,12 @@ typedef struct KsmRestore {
 int restore_pages(KsmRestore *s, KsmRegion *r, size_t page, size_t n);
 
 /*
+ * The same, as if a device were at all of it: what was copied on write stays,
+ * with -EBUSY.
+ */
+int restore_clean(KsmRestore *s, KsmRegion *r, size_t page, size_t n);
+
+/*
  * The same for the owner, whatever inhibits merging; a busy device is waited
  * for a while.  Called and left with the lock held, which is given up between
  * chunks and while it waits: nothing of the region is merged before this

@@ -177,6 +177,26 @@ static int remote_readable(KsmStore *s, uint32_t slot, unsigned n)
     return foreign_readable(f, slot, n);
 }
 
+static bool remote_stale(KsmStore *s, uint32_t slot)
+{
+    KsmMember *m = member(s);
+
+    if (remote_gone(s)) {
+        return false;
+    }
+    if (slot != SLOT_NONE) {
+        return member_pool(m, &slot) != m->now;
+    }
+    for (guint i = 0; i < m->pools->len; i++) {
+        const KsmForeign *f = g_ptr_array_index(m->pools, i);
+
+        if (f != m->now && f->sharing) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /*
  * Regions are not inherited; the child says nothing, and keeps no pool whose
  * daemon has gone.
@@ -293,6 +313,7 @@ static const KsmStoreOps remote_ops = {
     .page = remote_page,
     .map = remote_map,
     .readable = remote_readable,
+    .stale = remote_stale,
     .fork = remote_fork,
     .keep_all = remote_keep_all,
     .flush = remote_flush,

@@ -167,6 +167,12 @@ typedef struct KsmStoreOps {
     int (*readable)(KsmStore *s, uint32_t slot, unsigned n);
 
     void (*fork)(KsmStore *s, StoreFork when);
+    /*
+     * Is the slot of a peer that is gone for good, while another is there?
+     * SLOT_NONE: are there any?  NULL where there is one peer at most.
+     */
+    bool (*stale)(KsmStore *s, uint32_t slot);
+
     /* From now on no slot is given up. */
     void (*keep_all)(KsmStore *s);
     /* What was put off is done now; once a pass, and before it is quiet. */
@@ -303,6 +309,11 @@ static inline int store_readable(KsmStore *s, uint32_t slot, unsigned n)
 static inline void store_fork(KsmStore *s, StoreFork when)
 {
     s->ops->fork(s, when);
+}
+
+static inline bool store_stale(KsmStore *s, uint32_t slot)
+{
+    return s->ops->stale && s->ops->stale(s, slot);
 }
 
 static inline void store_keep_all(KsmStore *s)
