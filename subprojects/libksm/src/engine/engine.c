@@ -695,7 +695,8 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
             lock_take(&e->lock);
         } while (more && engine_has_work(e) &&
                  budget_used(&e->budget) < e->budget.limit);
-        pause = step_pause(e, false);
+        /* what is left when the time is used up is for the next step */
+        pause = step_pause(e, more);
         more = false;
     }
     while (more && engine_has_work(e)) {

@@ -3,12 +3,17 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
+#include <string.h>
+
 #include "base/prim.h"
 #include "engine/follow.h"
 #include "engine/scan.h"
 
 #define SKIP_STEP   4096u                       /* chunks looked at */
 #define ANSWER_NS   UINT64_C(2000000000)        /* for all that was offered */
+/* Restored, and not merged at once: so many, and one in so many. */
+#define LEFT_MIN    CHUNK_PAGES
+#define LEFT_SHARE  8u
 #define AGAIN_NS    UINT64_C(60000000000)       /* if it could not be done */
 
 /* Is the page what it was when its chunk was taken? */
@@ -29,7 +34,11 @@ static bool has_place(const KsmEngine *e, uint32_t tag)
            !store_stale(e->content.store, place & ~PLACE_SLOT);
 }
 
-/* What of the chunk is to move, and by what it will be found; pages. */
+/*
+ * What of the chunk is to move, and by what it will be found; pages.  By its
+ * present tag nothing will be: the next daemon has another seed.  So that goes,
+ * and makes room.
+ */
 static unsigned chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmFollow *f = &e->follow;
@@ -41,10 +50,12 @@ static unsigned chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk)
         uint32_t slot = r->tag[page];
 
         f->slot[i] = SLOT_NONE;
+        f->offered[i] = false;
         if (page_state(r, page) == PAGE_MERGED && store_stale(s, slot) &&
             store_readable(s, slot, 1) == 0) {
             uint64_t hash = hash_page(&e->hasher, store_page(s, slot));
 
+            content_withdraw(&e->content, slot, store_tag(s, slot));
             f->slot[i] = slot;
             f->tag[i] = content_tag(r, hash);
             n++;
@@ -64,7 +75,7 @@ static bool chunk_next(KsmEngine *e)
         if (f->at >= e->dir.len) {
             f->at = 0;
             f->due = prim.now_ns() + (f->moved ? 0 : AGAIN_NS);
-            f->moved = false;
+            f->left = f->moved = 0;
             return false;
         }
         d = &e->dir.entry[f->at++];
@@ -90,7 +101,7 @@ static unsigned offer_run(const KsmEngine *e, const KsmRegion *r, size_t first,
     while (i + n < CHUNK_PAGES && is_to_move(e, r, first + i + n) &&
            f->slot[i + n] == f->slot[i] + n &&
            (!n || f->tag[i + n] != f->tag[i + n - 1]) &&
-           !has_place(e, f->tag[i + n]) &&
+           !f->offered[i + n] && !has_place(e, f->tag[i + n]) &&
            !asks_is_offered(&e->asks, f->tag[i + n])) {
         n++;
     }
@@ -128,18 +139,21 @@ static bool chunk_offer(KsmEngine *e, KsmRegion *r, size_t chunk)
             return true;
         }
         n = o.n;
+        memset(f->offered + i, true, n);
     }
     return true;
 }
 
-/* Has all of it a place there? */
+/* Has all of it a place there, but for what was refused, or cannot be found? */
 static bool chunk_is_placed(const KsmEngine *e, const KsmRegion *r,
                             size_t chunk)
 {
+    const KsmFollow *f = &e->follow;
     size_t first = chunk * CHUNK_PAGES;
 
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        if (is_to_move(e, r, first + i) && !has_place(e, e->follow.tag[i])) {
+        if (is_to_move(e, r, first + i) && !has_place(e, f->tag[i]) &&
+            (!f->offered[i] || asks_is_offered(&e->asks, f->tag[i]))) {
             return false;
         }
     }
@@ -187,19 +201,18 @@ static unsigned chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
     return back;
 }
 
-/* Of what was restored: is it merged again? */
-static bool chunk_is_merged(const KsmEngine *e, const KsmRegion *r,
-                            size_t chunk)
+/* Pages that were restored, and are not merged again. */
+static unsigned chunk_left(const KsmEngine *e, const KsmRegion *r,
+                           size_t chunk)
 {
     size_t first = chunk * CHUNK_PAGES;
-    unsigned merged = 0;
+    unsigned left = 0;
 
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        merged += e->follow.slot[i] != SLOT_NONE &&
-                  page_state(r, first + i) == PAGE_MERGED &&
-                  !is_to_move(e, r, first + i);
+        left += e->follow.slot[i] != SLOT_NONE &&
+                page_state(r, first + i) == PAGE_EQUAL;
     }
-    return merged >= e->follow.restored / 2;
+    return left;
 }
 
 static void chunk_step(KsmEngine *e, KsmRegion *r, size_t chunk)
@@ -214,15 +227,20 @@ static void chunk_step(KsmEngine *e, KsmRegion *r, size_t chunk)
             f->phase = FOLLOW_NEXT;
             f->due = prim.now_ns() + AGAIN_NS;
         } else if (late || chunk_is_placed(e, r, chunk)) {
-            f->restored = chunk_restore(e, r, chunk);
-            f->phase = f->restored ? FOLLOW_MERGE : FOLLOW_NEXT;
+            unsigned n = chunk_restore(e, r, chunk);
+
+            f->phase = n ? FOLLOW_MERGE : FOLLOW_NEXT;
+            f->moved += n;
         }
         break;
     case FOLLOW_MERGE:
         f->phase = FOLLOW_NEXT;
-        f->moved |= chunk_is_merged(e, r, chunk);
-        /* else memory would fill with what is not */
-        f->due = chunk_is_merged(e, r, chunk) ? 0 : prim.now_ns() + AGAIN_NS;
+        f->left += chunk_left(e, r, chunk);
+        if (f->left >= LEFT_MIN + f->moved / LEFT_SHARE) {
+            /* memory is not to fill with what cannot be merged */
+            f->left = f->moved = 0;
+            f->due = prim.now_ns() + AGAIN_NS;
+        }
         break;
     case FOLLOW_NEXT:
         break;

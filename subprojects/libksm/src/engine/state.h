@@ -65,10 +65,11 @@ typedef struct KsmFollow {
     uint32_t id;            /* of the chunk in hand, there */
     uint64_t until;         /* ns: it waits no longer */
     uint64_t due;           /* ns: until then nothing is done */
-    bool moved;             /* some were, since the directory's beginning */
-    unsigned restored;      /* pages of the chunk */
+    size_t moved;           /* pages, since the directory's beginning */
+    size_t left;            /* ... that were not merged at once */
     uint32_t slot[CHUNK_PAGES]; /* that are to move; SLOT_NONE */
     uint32_t tag[CHUNK_PAGES];  /* of their content, there */
+    bool offered[CHUNK_PAGES];
 } KsmFollow;
 
 struct KsmEngine {
