@@ -8,7 +8,7 @@
  * hold all of it against what they wrote.  One side is killed before it sends
  * its Nth message, or when it has received it, for every N (or every --step):
  * no chance is involved in where.  Then there is another in its place, all is
- * merged that can be, in the pool of the daemon that is there then, and when all
+ * merged that can be, in the pool of the daemon that is there then; when all
  * members have left no slot is in use.
  */
 #include <errno.h>

@@ -259,6 +259,11 @@ bool follow_step(KsmEngine *e)
         return false;
     }
     cpu = prim.cpu_ns();
+    if (f->losses != e->asks.losses) {
+        /* perhaps with another seed: tags would not be found by others */
+        f->losses = e->asks.losses;
+        f->phase = FOLLOW_NEXT;
+    }
     if (f->phase == FOLLOW_NEXT) {
         more = chunk_next(e);
     } else {

@@ -63,6 +63,7 @@ typedef struct KsmFollow {
     FollowPhase phase;
     uint32_t at;            /* chunks of the directory below were looked at */
     uint32_t id;            /* of the chunk in hand, there */
+    unsigned losses;        /* of the store's peer, when it was taken */
     uint64_t until;         /* ns: it waits no longer */
     uint64_t due;           /* ns: until then nothing is done */
     size_t moved;           /* pages, since the directory's beginning */
