@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench import balloon_guest, density, dirty, exhaustive, guests, idle, workers
+from bench import ask, balloon_guest, density, dirty, exhaustive, guests, idle, workers
 from bench.harness import Metrics, Session
 
 BENCHES: dict[str, Callable[[Session], Metrics]] = {
@@ -21,6 +21,7 @@ BENCHES: dict[str, Callable[[Session], Metrics]] = {
     "images": workers.images,
     "balloon": workers.balloon,
     "group": workers.group,
+    "ask": ask.ask,
     "guests": guests.guests,
     "guest-stall": guests.guest_stall,
     "exhaustive": exhaustive.exhaustive,

@@ -310,6 +310,21 @@ LAYOUTS: dict[str, list[Layout]] = {
             },
         )
     ],
+    "ask": [
+        Layout(
+            "hashes, in a message",
+            {
+                "new_512": "new, 512",
+                "known_512": "asked before, 512",
+                "new_8192": "new, 8192",
+                "known_8192": "asked before, 8192",
+            },
+            [
+                Column("daemon's CPU\nns a hash", "{}_daemon_ns"),
+                Column("by the clock\nns a hash", "{}_ns"),
+            ],
+        )
+    ],
     "idle": [
         Layout(
             "source",

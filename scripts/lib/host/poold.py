@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket as sockets
 import subprocess
 import sys
 import tempfile
@@ -93,10 +94,15 @@ class Poold:
             stderr=self._log,
         )
         until = time.monotonic() + 10
-        while not self.socket.exists():
+        while not self._listens():
             if self._process.poll() is not None or time.monotonic() > until:
                 raise PooldError(f"ksm-poold did not start: {self.said().strip()}")
             time.sleep(0.01)
+
+    def _listens(self) -> bool:
+        # the file is there a moment before
+        with sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self._process is not None:

@@ -40,7 +40,12 @@ static int table_map(AskedTable *t, size_t n)
     t->n = n;
     t->bucket = prim.map(NULL, n * sizeof(AskedBucket), PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return t->bucket ? 0 : -ENOMEM;
+    if (!t->bucket) {
+        return -ENOMEM;
+    }
+    /* all of it will be written, here and there: a hint */
+    prim.advise(t->bucket, n * sizeof(AskedBucket), MADV_HUGEPAGE);
+    return 0;
 }
 
 static void table_unmap(AskedTable *t)
@@ -80,14 +85,18 @@ static size_t bucket_number(const AskedTable *t, uint64_t hash)
     return (hash >> 32) * t->n >> 32;
 }
 
-/*
- * The upper 32 bits of a hash, by its bucket and the lower ones of them: a
- * bucket has fewer than 2^EXACT_BITS + 1 in a row.
- */
-static uint64_t upper_of(const AskedTable *t, size_t number, uint64_t exact)
+/* The least upper 32 bits of a hash that the bucket has. */
+static uint64_t bucket_first(const AskedTable *t, size_t number)
 {
-    uint64_t first = (((uint64_t)number << 32) + t->n - 1) / t->n;
+    return (((uint64_t)number << 32) + t->n - 1) / t->n;
+}
 
+/*
+ * The upper 32 bits of a hash, by that and the lower ones of them: a bucket has
+ * fewer than 2^EXACT_BITS + 1 in a row.
+ */
+static uint64_t upper_of(uint64_t first, uint64_t exact)
+{
     return first + ((exact - first) & ((1u << EXACT_BITS) - 1));
 }
 
@@ -172,20 +181,41 @@ static void bucket_remove(Asked *a, AskedBucket *b, unsigned k)
     b->entry[ASKED_WAYS - 1] = 0;
 }
 
-/* Where in the bucket, from @k on; ASKED_WAYS: nowhere.  No gone members. */
-static unsigned bucket_find(Asked *a, AskedBucket *b, uint64_t hash,
-                            unsigned k)
+/*
+ * Which entries have the hash, a bit each.  All are compared: where a loop that
+ * stops would end cannot be foretold, and costs more.
+ */
+static unsigned bucket_match(const AskedBucket *b, uint64_t hash)
 {
-    while (k < ASKED_WAYS && b->entry[k]) {
-        if (b->entry[k] >> HASH_AT != entry_hash(hash) >> HASH_AT) {
-            k++;
-            continue;
+    uint64_t wanted = entry_hash(hash) >> HASH_AT;
+    unsigned bits = 0;
+
+    for (unsigned k = 0; k < ASKED_WAYS; k++) {
+        bits |= (unsigned)(b->entry[k] >> HASH_AT == wanted) << k;
+    }
+    return bits;
+}
+
+/*
+ * The first of *@bits, which are bucket_match()'s, and not any more;
+ * ASKED_WAYS: there is none.  Members that are gone have left it.
+ */
+static unsigned bucket_next(Asked *a, AskedBucket *b, uint64_t hash,
+                            unsigned *bits)
+{
+    while (*bits) {
+        unsigned k = __builtin_ctz(*bits);
+
+        if (!b->entry[k]) {
+            break;      /* that is a hash, too; those behind it are free */
         }
         entry_drop(&b->entry[k], a->gone);
         if (!entry_is_empty(b->entry[k])) {
+            *bits &= *bits - 1;
             return k;
         }
         bucket_remove(a, b, k);
+        *bits = bucket_match(b, hash) >> k << k;
     }
     return ASKED_WAYS;
 }
@@ -200,9 +230,9 @@ static uint64_t mark_of(uint64_t ns)
 static bool is_coming(uint64_t *entry, uint64_t now)
 {
     unsigned mark = *entry >> WANTED_AT & WANTED_ENDS;
-    unsigned ago = (mark_of(now) + WANTED_ENDS - mark) % WANTED_ENDS;
 
-    if (mark && ago >= WANTED_UNITS) {
+    if (mark && (mark_of(now) + WANTED_ENDS - mark) % WANTED_ENDS >=
+                WANTED_UNITS) {
         *entry &= ~((uint64_t)WANTED_ENDS << WANTED_AT);
         mark = 0;
     }
@@ -221,10 +251,10 @@ typedef struct Askers {
 static Askers askers_of(Asked *a, AskedBucket *b, uint64_t hash,
                         unsigned member, uint64_t now)
 {
+    unsigned bits = bucket_match(b, hash), k;
     Askers found = { 0 };
 
-    for (unsigned k = bucket_find(a, b, hash, 0); k < ASKED_WAYS;
-         k = bucket_find(a, b, hash, k + 1)) {
+    while ((k = bucket_next(a, b, hash, &bits)) < ASKED_WAYS) {
         uint64_t *entry = &b->entry[k];
         bool marked = is_coming(entry, now), mine = false;
 
@@ -302,7 +332,8 @@ void asked_prefetch(const Asked *a, uint64_t hash)
 uint32_t asked_take(Asked *a, uint64_t hash)
 {
     AskedBucket *b = bucket_of(a, hash);
-    unsigned k = bucket_find(a, b, hash, 0), which;
+    unsigned bits = bucket_match(b, hash), which;
+    unsigned k = bucket_next(a, b, hash, &bits);
     uint32_t member;
 
     if (k == ASKED_WAYS) {
@@ -331,12 +362,13 @@ bool asked_is_forgotten(const Asked *a, unsigned member)
 static void bucket_move(Asked *a, size_t number)
 {
     const AskedBucket *b = &a->old.bucket[number];
+    uint64_t first = bucket_first(&a->old, number);
 
     for (unsigned k = ASKED_WAYS; k-- > 0; ) {
         uint64_t entry = b->entry[k];
 
         if (entry) {
-            uint64_t hash = upper_of(&a->old, number, entry >> EXACT_AT) << 32;
+            uint64_t hash = upper_of(first, entry >> EXACT_AT) << 32;
 
             a->count--;
             bucket_push(a, &a->now.bucket[bucket_number(&a->now, hash)], entry);
