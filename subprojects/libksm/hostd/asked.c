@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "asked.h"
+#include "base/page.h"
 #include "base/prim.h"
 
 #define BUCKETS_MIN 512u    /* 64 KiB; (EXACT_BITS + 32) more bits of a hash */
@@ -30,43 +31,36 @@
 #define SAME_MAX    6u      /* askers of one hash: there are others */
 /* Buckets moved or swept in a step: below a millisecond. */
 #define STEP        2048u
-#define RELEASE     16384u  /* given back to the kernel at once: 2 MiB */
 #define LINE        64u     /* of the cache */
 
 G_STATIC_ASSERT(sizeof(AskedBucket) == 2 * LINE);
 
-static int table_map(AskedTable *t, size_t n)
+static size_t table_bytes(size_t n)
 {
-    t->n = n;
-    t->bucket = prim.map(NULL, n * sizeof(AskedBucket), PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (!t->bucket) {
-        return -ENOMEM;
-    }
-    /* all of it will be written, here and there: a hint */
-    prim.advise(t->bucket, n * sizeof(AskedBucket), MADV_HUGEPAGE);
-    return 0;
+    return ROUND_UP_TO(n * sizeof(AskedBucket), PAGE_BYTES);
 }
 
-static void table_unmap(AskedTable *t)
+static int table_map(Asked *a, size_t n)
 {
-    if (t->bucket) {
-        prim.unmap(t->bucket, t->n * sizeof(AskedBucket));
-        t->bucket = NULL;
-    }
+    a->n = n;
+    a->bucket = prim.map(NULL, table_bytes(n), PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return a->bucket ? 0 : -ENOMEM;
 }
 
 int asked_init(Asked *a)
 {
     memset(a, 0, sizeof(*a));
     a->most = BUCKETS_MIN;
-    return table_map(&a->now, BUCKETS_MIN);
+    return table_map(a, BUCKETS_MIN);
 }
 
 void asked_free(Asked *a)
 {
-    table_unmap(&a->now);
-    table_unmap(&a->old);
+    if (a->bucket) {
+        prim.unmap(a->bucket, table_bytes(MAX(a->n, a->was)));
+        a->bucket = NULL;
+    }
 }
 
 /* Buckets that are not filled too much by so many. */
@@ -80,15 +74,16 @@ void asked_limit(Asked *a, uint64_t hashes)
     a->most = MAX(a->most, buckets_for(hashes));
 }
 
-static size_t bucket_number(const AskedTable *t, uint64_t hash)
+/* Of @n buckets, the one that has the hash. */
+static size_t bucket_number(size_t n, uint64_t hash)
 {
-    return (hash >> 32) * t->n >> 32;
+    return (hash >> 32) * n >> 32;
 }
 
-/* The least upper 32 bits of a hash that the bucket has. */
-static uint64_t bucket_first(const AskedTable *t, size_t number)
+/* The least upper 32 bits of a hash that a bucket of @n has. */
+static uint64_t bucket_first(size_t n, size_t number)
 {
-    return (((uint64_t)number << 32) + t->n - 1) / t->n;
+    return (((uint64_t)number << 32) + n - 1) / n;
 }
 
 /*
@@ -100,13 +95,19 @@ static uint64_t upper_of(uint64_t first, uint64_t exact)
     return first + ((exact - first) & ((1u << EXACT_BITS) - 1));
 }
 
+/* Of those before, is it one that has not moved?  Up, the last moves first. */
+static bool is_old(const Asked *a, size_t number)
+{
+    return a->n > a->was ? number < a->was - a->moved : number >= a->moved;
+}
+
 /* Where @hash stands, or is to stand now. */
 static AskedBucket *bucket_of(const Asked *a, uint64_t hash)
 {
-    if (a->old.bucket && bucket_number(&a->old, hash) >= a->moved) {
-        return &a->old.bucket[bucket_number(&a->old, hash)];
+    if (a->was && is_old(a, bucket_number(a->was, hash))) {
+        return &a->bucket[bucket_number(a->was, hash)];
     }
-    return &a->now.bucket[bucket_number(&a->now, hash)];
+    return &a->bucket[bucket_number(a->n, hash)];
 }
 
 /* The lower 32 bits are folded to 14, so that all of them count. */
@@ -358,53 +359,65 @@ bool asked_is_forgotten(const Asked *a, unsigned member)
     return !(a->gone[member / 64] >> (member % 64) & 1);
 }
 
-/* The oldest entry first, so that the newest is in front. */
+/*
+ * Its place may be new for what it has, or others have: it is emptied before.
+ * The oldest entry first, so that the newest is in front.
+ */
 static void bucket_move(Asked *a, size_t number)
 {
-    const AskedBucket *b = &a->old.bucket[number];
-    uint64_t first = bucket_first(&a->old, number);
+    uint64_t first = bucket_first(a->was, number);
+    AskedBucket b = a->bucket[number];
 
+    memset(&a->bucket[number], 0, sizeof(b));
     for (unsigned k = ASKED_WAYS; k-- > 0; ) {
-        uint64_t entry = b->entry[k];
+        uint64_t entry = b.entry[k];
 
         if (entry) {
             uint64_t hash = upper_of(first, entry >> EXACT_AT) << 32;
 
             a->count--;
-            bucket_push(a, &a->now.bucket[bucket_number(&a->now, hash)], entry);
+            bucket_push(a, &a->bucket[bucket_number(a->n, hash)], entry);
         }
     }
 }
 
 static void move(Asked *a, uint64_t buckets)
 {
-    for (uint64_t i = 0; i < buckets && a->moved < a->old.n; i++) {
-        bucket_move(a, a->moved++);
-        if (a->moved % RELEASE == 0) {
-            prim.advise(&a->old.bucket[a->moved - RELEASE],
-                        RELEASE * sizeof(AskedBucket), MADV_DONTNEED);
-        }
+    bool up = a->n > a->was;
+
+    for (uint64_t i = 0; i < buckets && a->moved < a->was; i++) {
+        a->moved++;
+        bucket_move(a, up ? a->was - a->moved : a->moved - 1);
     }
-    if (a->moved == a->old.n) {
-        table_unmap(&a->old);
+    if (a->moved < a->was) {
+        return;
     }
+    if (table_bytes(a->n) < table_bytes(a->was)) {
+        prim.unmap((char *)a->bucket + table_bytes(a->n),
+                   table_bytes(a->was) - table_bytes(a->n));
+    }
+    a->was = a->moved = 0;
 }
 
-/* A table that is swept is not replaced meanwhile. */
+/* A table that is swept is not changed meanwhile. */
 static bool may_resize(const Asked *a)
 {
-    return !a->old.bucket && !a->sweeps;
+    return !a->was && !a->sweeps;
 }
 
 static bool resize(Asked *a, size_t n)
 {
-    AskedTable new;
+    if (table_bytes(n) > table_bytes(a->n)) {
+        AskedBucket *longer = prim.lengthen(a->bucket, table_bytes(a->n),
+                                            table_bytes(n), NULL);
 
-    if (table_map(&new, n) < 0) {
-        return false;
+        if (!longer) {
+            return false;
+        }
+        a->bucket = longer;
     }
-    a->old = a->now;
-    a->now = new;
+    a->was = a->n;
+    a->n = n;
     a->moved = 0;
     return true;
 }
@@ -414,11 +427,11 @@ void asked_room(Asked *a, uint64_t hashes)
 {
     size_t n = MIN(buckets_for(a->count + hashes), a->most);
 
-    if (n > a->now.n && may_resize(a)) {
-        resize(a, MIN(MAX(n, a->now.n + a->now.n / 4), a->most));
+    if (n > a->n && may_resize(a)) {
+        resize(a, MIN(MAX(n, a->n + a->n / 4), a->most));
     }
     /* what comes now would fill buckets that are still to be moved */
-    if (a->old.bucket) {
+    if (a->was) {
         move(a, hashes);
     }
 }
@@ -426,9 +439,9 @@ void asked_room(Asked *a, uint64_t hashes)
 /* What was asked has come, or its members have gone. */
 static bool shrink(Asked *a)
 {
-    return a->now.n >= SHRINK_MIN && may_resize(a) &&
-           a->count < (uint64_t)FILLED_MAX * (a->now.n / 4) &&
-           resize(a, a->now.n / 2);
+    return a->n >= SHRINK_MIN && may_resize(a) &&
+           a->count < (uint64_t)FILLED_MAX * (a->n / 4) &&
+           resize(a, a->n / 2);
 }
 
 static bool sweep_begin(Asked *a)
@@ -460,10 +473,10 @@ static void bucket_sweep(Asked *a, AskedBucket *b)
 
 static void sweep_step(Asked *a)
 {
-    for (unsigned i = 0; i < STEP && a->swept < a->now.n; i++) {
-        bucket_sweep(a, &a->now.bucket[a->swept++]);
+    for (unsigned i = 0; i < STEP && a->swept < a->n; i++) {
+        bucket_sweep(a, &a->bucket[a->swept++]);
     }
-    if (a->swept == a->now.n) {
+    if (a->swept == a->n) {
         for (unsigned i = 0; i < G_N_ELEMENTS(a->gone); i++) {
             a->gone[i] &= ~a->sweeping[i];
         }
@@ -473,7 +486,7 @@ static void sweep_step(Asked *a)
 
 bool asked_step(Asked *a)
 {
-    if (a->old.bucket) {
+    if (a->was) {
         move(a, STEP);
         return true;
     }
@@ -489,27 +502,23 @@ int asked_resize(Asked *a, size_t n)
     if (n < BUCKETS_MIN || n > BUCKETS_MAX) {
         return -EPROTO;
     }
-    table_unmap(&a->now);
+    asked_free(a);
+    a->was = a->moved = 0;
     a->most = MAX(a->most, n);
-    return table_map(&a->now, n);
+    return table_map(a, n);
 }
 
 void asked_count(Asked *a)
 {
-    size_t all = a->now.n * ASKED_WAYS;
+    size_t all = a->n * ASKED_WAYS;
 
     a->count = 0;
     for (size_t i = 0; i < all; i++) {
-        a->count += a->now.bucket[i / ASKED_WAYS].entry[i % ASKED_WAYS] != 0;
+        a->count += a->bucket[i / ASKED_WAYS].entry[i % ASKED_WAYS] != 0;
     }
 }
 
 size_t asked_bytes(const Asked *a)
 {
-    size_t n = a->now.n;
-
-    if (a->old.bucket) {
-        n += a->old.n - a->moved / RELEASE * RELEASE;
-    }
-    return n * sizeof(AskedBucket);
+    return table_bytes(MAX(a->n, a->was));
 }

@@ -14,7 +14,8 @@
  * of hashes; there are 2^9 at least, so that its number tells the upper bits
  * that the entry does not have.  So 46 bits are known, and who asks about
  * another hash with the same 46 is told of a page in vain.  The table grows and
- * shrinks with what stands in it, without asking anybody.
+ * shrinks with what stands in it, without asking anybody, and where it is: with
+ * more buckets each hash stands further up, so those above move first.
  *
  * Moving, and forgetting a member that left, goes by pieces (asked_step()).
  * Until it is forgotten its number must not be given to another member.
@@ -36,17 +37,13 @@ typedef struct AskedBucket {
     uint64_t entry[ASKED_WAYS];
 } AskedBucket;
 
-typedef struct AskedTable {
+typedef struct Asked {
     AskedBucket *bucket;
     size_t n;               /* buckets */
-} AskedTable;
-
-typedef struct Asked {
-    AskedTable now;
-    AskedTable old;         /* while replaced: its buckets from @moved on */
-    size_t moved;
+    size_t was;             /* ... before, while their number changes; 0 */
+    size_t moved;           /* of those, so many have become new ones */
     size_t most;            /* buckets: it grows no further */
-    size_t count;           /* entries, of both tables */
+    size_t count;           /* entries */
     uint64_t gone[ASKED_MEMBERS / 64];      /* left; not forgotten yet */
     uint64_t sweeping[ASKED_MEMBERS / 64];  /* those of the pass under way */
     size_t swept;           /* buckets of it; of none: no pass */
@@ -78,7 +75,7 @@ bool asked_is_forgotten(const Asked *a, unsigned member);
 /* A piece of the work; false: there is none. */
 bool asked_step(Asked *a);
 
-/* Of @n buckets, to be filled with what another one has in now.bucket. */
+/* Of @n buckets, to be filled with what another one has in them. */
 int asked_resize(Asked *a, size_t n);
 /* ... which was done. */
 void asked_count(Asked *a);

@@ -176,7 +176,7 @@ static void put_server(Image *im, const Server *s)
         .map_fd = s->file.map_fd,
         .kind = s->file.kind,
         .keeps_all = s->file.keeps_all,
-        .asked_buckets = g->asked.now.n,
+        .asked_buckets = g->asked.n,
         .stats = g->stats,
     };
 
@@ -187,8 +187,8 @@ static void put_server(Image *im, const Server *s)
     image_put(im, g->upper, saved.top * sizeof(*g->upper));
     image_put(im, g->owner, saved.top * sizeof(*g->owner));
     put_patterns(im, &g->pool);
-    image_put(im, g->asked.now.bucket,
-              g->asked.now.n * sizeof(AskedBucket));
+    image_put(im, g->asked.bucket,
+              g->asked.n * sizeof(AskedBucket));
     for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
         if (g->member[i]) {
             put_member(im, (Member *)g->member[i], saved.top);
@@ -227,7 +227,7 @@ static void set_all_inherit(const Server *s, Inherit inherit)
 /* Only one table of what was asked, and nothing to be punched. */
 static void settle(Server *s)
 {
-    while (s->group.asked.old.bucket || s->group.asked.sweeps) {
+    while (s->group.asked.was || s->group.asked.sweeps) {
         asked_step(&s->group.asked);
     }
     pool_flush(&s->group.pool);
@@ -310,8 +310,8 @@ static int get_group(Image *im, const SavedServer *saved, Group *g)
     if (get_patterns(im, saved, &g->pool) < 0) {
         return im->error;
     }
-    image_get(im, g->asked.now.bucket,
-              g->asked.now.n * sizeof(AskedBucket));
+    image_get(im, g->asked.bucket,
+              g->asked.n * sizeof(AskedBucket));
     asked_count(&g->asked);
     memcpy(g->asked.gone, saved->gone, sizeof(saved->gone));
     return im->error;

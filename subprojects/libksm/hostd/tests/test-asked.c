@@ -238,7 +238,7 @@ static unsigned present(Asked *a, unsigned n)
 
 static void moved(Asked *a)
 {
-    while (a->old.bucket) {
+    while (a->was) {
         g_assert(asked_step(a));
     }
 }
@@ -258,17 +258,17 @@ static void test_grow(void)
     unsigned i = 0;
 
     roomy(&a);
-    g_assert(a.now.n == (1 << 16) + 1 && a.count == 0);
+    g_assert(a.n == (1 << 16) + 1 && a.count == 0);
     for (; i < MANY / 2; i++) {
         asked_note(&a, hash_of(i), i % 3, 0);
     }
     g_assert(a.count == i);
     asked_room(&a, UINT64_C(7) << 17);      /* for half of it there is room */
-    g_assert(a.now.n > 1 << 17 && a.now.n < 1 << 18);
+    g_assert(a.n > 1 << 17 && a.n < 1 << 18);
     moved(&a);
     g_assert(a.count == i);
     asked_room(&a, UINT64_C(7) << 20);
-    g_assert(a.now.n == (1 << 19) + 1);     /* and no further */
+    g_assert(a.n == (1 << 19) + 1);     /* and no further */
     while (asked_step(&a)) {
         for (unsigned k = 0; k < 1000 && i < MANY; k++, i++) {
             /* each time so late that it is not thought to come */
@@ -276,7 +276,7 @@ static void test_grow(void)
             asked_note(&a, hash_of(i), i % 3, 0);
         }
     }
-    g_assert(a.now.n == 1 << 14);     /* it was too large */
+    g_assert(a.n == 1 << 14);     /* it was too large */
     g_assert(a.count == i);
     g_assert(present(&a, i) == i);
     g_assert(a.count == 0);
@@ -369,8 +369,7 @@ static void test_leave(void)
     asked_free(&a);
 }
 
-static void *no_map(void *addr, size_t len, int prot, int flags, int fd,
-                    off_t offset)
+static void *no_lengthen(void *from, size_t len, size_t want, void *at)
 {
     return NULL;
 }
@@ -383,12 +382,12 @@ static void test_no_memory(void)
     g_assert(asked_init(&a) == 0);
     asked_note(&a, hash_of(1), 1, 0);
     asked_leave(&a, 2);
-    prim.map = no_map;
+    prim.lengthen = no_lengthen;
     asked_limit(&a, UINT64_C(7) << 20);
     asked_room(&a, UINT64_C(7) << 20);
     finish(&a);
-    prim.map = prim_real.map;
-    g_assert(a.now.n == 512);
+    prim.lengthen = prim_real.lengthen;
+    g_assert(a.n == 512);
     g_assert(asked_is_forgotten(&a, 2));
     g_assert(asked_take(&a, hash_of(1)) == 1);
     asked_free(&a);
