@@ -415,6 +415,8 @@ static bool resize(Asked *a, size_t n)
             return false;
         }
         a->bucket = longer;
+        /* all of it will be written, here and there: a hint */
+        prim.advise(longer, table_bytes(n), MADV_HUGEPAGE);
     }
     a->was = a->n;
     a->n = n;
