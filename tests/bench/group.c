@@ -7,7 +7,8 @@
  * all of them, in runs as files leave them, the others are in none.  Merged by
  * members of the group at socket=PATH, or by ksmd.  Time and CPU count from
  * when all have their memory until 95 % of what can be saved is, and until the
- * end; then each process holds all its pages against what it wrote.
+ * end: all of it is, or nothing more for six seconds; then each process holds
+ * all its pages against what it wrote.
  */
 #include <errno.h>
 #include <signal.h>
@@ -234,7 +235,8 @@ static void measure(const Setup *s, Shared *shared, uint64_t all,
     bool most = false;
 
     __atomic_store_n(&shared->go, 1, __ATOMIC_RELEASE);
-    while (now - began < TIMEOUT_NS && now - changed < STILL_NS) {
+    while ((!all || have < all) && now - began < TIMEOUT_NS &&
+           now - changed < STILL_NS) {
         g_usleep(5000);
         now = bench_now_ns();
         have = saved(s, shared, slots);

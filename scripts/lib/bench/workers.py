@@ -299,7 +299,8 @@ def group(s: Session) -> Metrics:
     """Processes with the same memory: members of a group beside ksmd."""
     out: Metrics = {}
     for processes in (2, 4) if s.quick else (1, 2, 4, 8, 16):
-        for shared in (50,) if s.quick else (0, 50, 100):
+        # one process shares nothing with others
+        for shared in (50,) if s.quick else (0, 50, 100) if processes > 1 else (0,):
             size = {"processes": processes, "shared": shared}
             size["mib"] = 32 if s.quick else 64
             runs: dict[str, list[Metrics]] = {"": [], "full_": [], "ksmd_": []}

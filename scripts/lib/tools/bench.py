@@ -123,8 +123,8 @@ def bench(
     """Measures libksm beside the kernel's ksmd.
 
     NAMEs are those of docs/devel/ksm-bench.rst: ksmpages, rescan, smart-scan,
-    fork, stall, unit, images, balloon, group, guests, guest-stall, exhaustive,
-    density, balloon-guest, dirty, idle; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
+    fork, stall, unit, images, balloon, group, ask, guests, guest-stall,
+    exhaustive, density, balloon-guest, dirty, idle; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
     """
     if rst:
         return tables.show(rst, update)
