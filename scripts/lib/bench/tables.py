@@ -192,7 +192,8 @@ LAYOUTS: dict[str, list[Layout]] = {
     "group": [
         Layout(
             "processes,\n% shared",
-            {f"{n}x{p}": f"{n}, {p}" for n in (1, 2, 4, 8, 16) for p in (0, 50, 100)},
+            {f"{n}x{p}": f"{n}, {p}" for n in (1, 2, 4, 8, 16) for p in (0, 50, 100)}
+            | {f"2x{p}x1024": f"2, {p}, 1 GiB" for p in (50, 100)},
             [
                 Column("can be\nMiB", "achievable_mib_{}"),
                 Column("saved\nMiB", "saved_mib_{}"),
@@ -207,6 +208,7 @@ LAYOUTS: dict[str, list[Layout]] = {
                 Column("CPU in\nall, s", "cpu_end_{}"),
                 Column("ksmd\ns", "ksmd_cpu_end_{}"),
                 Column("daemon\nB a page", "daemon_bytes_per_page_{}"),
+                Column("B a\ncontent", "daemon_bytes_per_content_{}"),
             ],
         )
     ],

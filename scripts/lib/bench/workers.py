@@ -304,10 +304,12 @@ def group(s: Session) -> Metrics:
             size = {"processes": processes, "shared": shared}
             size["mib"] = 32 if s.quick else 64
             runs: dict[str, list[Metrics]] = {"": [], "full_": [], "ksmd_": []}
-            for _ in range(1 if s.quick else 3):
+            for i in range(1 if s.quick else 3):
                 for who, max_cpu in (("", 10), ("full_", 100)):
+                    # for its memory, once
+                    args = size | {"rest": 0 if i or who else 6}
                     with s.group() as socket:
-                        run = s.worker("group", socket=socket, max_cpu=max_cpu, **size)
+                        run = s.worker("group", socket=socket, max_cpu=max_cpu, **args)
                     runs[who].append(run)
                 with s.ksmd(0) as there:
                     if there:
@@ -321,6 +323,19 @@ def group(s: Session) -> Metrics:
                 divide(
                     out, f"{who}cpu_ratio_{row}", theirs, out.get(f"{who}cpu_95_{row}")
                 )
+    return out | ({} if s.quick else group_memory(s))
+
+
+def group_memory(s: Session) -> Metrics:
+    """The daemon's, for processes as large as guests."""
+    out: Metrics = {}
+    for shared in (50, 100):
+        with s.group() as socket:
+            size = {"processes": 2, "shared": shared, "mib": 1024, "rest": 6}
+            run = s.worker("group", socket=socket, max_cpu=100, **size)
+        for name, value in run.items():
+            if name.startswith("daemon_") and "cpu" not in name:
+                out[f"{name}_2x{shared}x1024"] = value
     return out
 
 

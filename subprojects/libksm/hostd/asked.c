@@ -131,9 +131,14 @@ static bool entry_has(uint64_t entry, unsigned which)
     return entry >> which * MEMBER_BITS & MEMBER_ENDS;
 }
 
+static uint64_t entry_of(unsigned member, unsigned which)
+{
+    return (uint64_t)(member + 1) << which * MEMBER_BITS;
+}
+
 static void entry_set(uint64_t *entry, unsigned which, unsigned member)
 {
-    *entry |= (uint64_t)(member + 1) << which * MEMBER_BITS;
+    *entry |= entry_of(member, which);
 }
 
 /* The mark goes with its member. */
@@ -250,10 +255,10 @@ typedef struct Askers {
 } Askers;
 
 static Askers askers_of(Asked *a, AskedBucket *b, uint64_t hash,
-                        unsigned member, uint64_t now)
+                        unsigned bits, unsigned member, uint64_t now)
 {
-    unsigned bits = bucket_match(b, hash), k;
     Askers found = { 0 };
+    unsigned k;
 
     while ((k = bucket_next(a, b, hash, &bits)) < ASKED_WAYS) {
         uint64_t *entry = &b->entry[k];
@@ -303,13 +308,30 @@ static bool note(Asked *a, AskedBucket *b, const Askers *found, uint64_t hash,
     return told;
 }
 
+/* Most of what is asked again: the member is the only one, and is here. */
+static bool is_alone(const AskedBucket *b, unsigned bits, unsigned member)
+{
+    uint64_t rest = (UINT64_C(1) << HASH_AT) - 1;
+
+    return bits && !(bits & (bits - 1)) &&
+           (b->entry[__builtin_ctz(bits)] & rest) == entry_of(member, 0);
+}
+
 bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now)
 {
     AskedBucket *b = bucket_of(a, hash);
+    unsigned bits = bucket_match(b, hash);
     Askers found;
 
     g_assert(member < ASKED_MEMBERS);
-    found = askers_of(a, b, hash, member, now);
+    if (is_alone(b, bits, member)) {
+        return false;
+    }
+    if (!bits) {
+        bucket_push(a, b, entry_hash(hash) | entry_of(member, 0));
+        return false;
+    }
+    found = askers_of(a, b, hash, bits, member, now);
     if (found.others && (found.told || !found.coming)) {
         return note(a, b, &found, hash, member, now, true);
     }
@@ -429,6 +451,7 @@ void asked_room(Asked *a, uint64_t hashes)
 {
     size_t n = MIN(buckets_for(a->count + hashes), a->most);
 
+    a->rests = false;
     if (n > a->n && may_resize(a)) {
         resize(a, MIN(MAX(n, a->n + a->n / 4), a->most));
     }
@@ -438,12 +461,22 @@ void asked_room(Asked *a, uint64_t hashes)
     }
 }
 
-/* What was asked has come, or its members have gone. */
+/*
+ * What was asked has come, or its members have gone.  A table in use keeps room
+ * for what comes next; one at rest, a tenth.
+ */
 static bool shrink(Asked *a)
 {
+    size_t enough = a->rests ? a->n / 4 * 3 : a->n / 4;
+
     return a->n >= SHRINK_MIN && may_resize(a) &&
-           a->count < (uint64_t)FILLED_MAX * (a->n / 4) &&
-           resize(a, a->n / 2);
+           a->count < (uint64_t)FILLED_MAX * enough &&
+           resize(a, a->rests ? a->n / 6 * 5 : a->n / 2);
+}
+
+void asked_rest(Asked *a)
+{
+    a->rests = true;
 }
 
 static bool sweep_begin(Asked *a)

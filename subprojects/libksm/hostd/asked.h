@@ -43,6 +43,7 @@ typedef struct Asked {
     size_t was;             /* ... before, while their number changes; 0 */
     size_t moved;           /* of those, so many have become new ones */
     size_t most;            /* buckets: it grows no further */
+    bool rests;             /* nothing was asked for a while */
     size_t count;           /* entries */
     uint64_t gone[ASKED_MEMBERS / 64];      /* left; not forgotten yet */
     uint64_t sweeping[ASKED_MEMBERS / 64];  /* those of the pass under way */
@@ -72,6 +73,8 @@ uint32_t asked_take(Asked *a, uint64_t hash);
 void asked_leave(Asked *a, unsigned member);
 /* May the number be given to a new member? */
 bool asked_is_forgotten(const Asked *a, unsigned member);
+/* Nothing was asked for a while: it may be made as small as can be. */
+void asked_rest(Asked *a);
 /* A piece of the work; false: there is none. */
 bool asked_step(Asked *a);
 

@@ -819,6 +819,7 @@ bool group_rest(Group *g)
     if (g->copied && prim.now_ns() - g->copied >= COPY_REST_NS) {
         prim.advise(g->copy, WIRE_OFFERS * PAGE_BYTES, MADV_DONTNEED);
         g->copied = 0;
+        asked_rest(&g->asked);
     }
     return g->copied;
 }

@@ -226,6 +226,7 @@ static gboolean server_rest(gpointer data)
     bool more = group_rest(&s->group);
 
     s->rest = more ? s->rest : 0;
+    server_work(s);
     return more;
 }
 

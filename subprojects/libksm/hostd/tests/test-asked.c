@@ -277,6 +277,11 @@ static void test_grow(void)
         }
     }
     g_assert(a.n == 1 << 14);     /* it was too large */
+    asked_rest(&a);
+    while (asked_step(&a)) {
+        ;
+    }
+    g_assert(a.count * 4 >= a.n * 7 * 3 && a.count <= a.n * 7);
     g_assert(a.count == i);
     g_assert(present(&a, i) == i);
     g_assert(a.count == 0);
