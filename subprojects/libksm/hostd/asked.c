@@ -468,10 +468,11 @@ void asked_room(Asked *a, uint64_t hashes)
 static bool shrink(Asked *a)
 {
     size_t enough = a->rests ? a->n / 4 * 3 : a->n / 4;
+    size_t n = a->rests ? a->n / 6 * 5 : a->n / 2;
+    size_t least = a->rests ? BUCKETS_MIN : SHRINK_MIN / 2;
 
-    return a->n >= SHRINK_MIN && may_resize(a) &&
-           a->count < (uint64_t)FILLED_MAX * enough &&
-           resize(a, a->rests ? a->n / 6 * 5 : a->n / 2);
+    return n >= least && may_resize(a) &&
+           a->count < (uint64_t)FILLED_MAX * enough && resize(a, n);
 }
 
 void asked_rest(Asked *a)
