@@ -135,6 +135,13 @@ typedef struct KsmConfig {
     const char *group_socket;       /* NULL */
     int group_fd;                   /* -1 */
     const char *member;             /* NULL: the program's; its name there */
+    /*
+     * false: pages that are equal, but stand in runs too short to be worth a
+     * mapping, stay.  true: once quiet they are left to the kernel's KSM
+     * (MADV_MERGEABLE for their chunk of 2 MiB), if somebody runs that.  For
+     * regions that children do not inherit.
+     */
+    bool tail;
 } KsmConfig;
 
 #define KSM_GROUP_DIR "/run/ksm-pool"
@@ -340,6 +347,10 @@ typedef struct KsmStats {
     uint64_t zero_pages;        /* given back to the kernel, still zero */
     /* of pages_shared: what other members of the group pay for */
     uint64_t group_saved;
+    /* KsmConfig.tail: those the kernel has merged, as seen ... */
+    uint64_t kernel_pages;
+    uint64_t kernel_saved;      /* ... what that saves, by its mean */
+    uint64_t kernel_left;       /* bytes that it may look at */
     uint64_t reasons[KSM_REASON_MAX];   /* pages not merged, by reason */
     uint64_t merged_runs;       /* mappings of the pool: VMAs */
     uint64_t lazy_free;         /* bytes MADV_FREEd and still resident */

@@ -16,6 +16,10 @@
  * the run: the scheduler orders events.
  *
  * test-prop [--seconds N] [--seed N] [--threads N] [--dictionary SEED]
+ *           [--tail 0|1]
+ *
+ * With --tail what is left may be merged by ksmd at the same time: run it by
+ * scripts/lib/host/with_ksmd.py.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -77,6 +81,7 @@ typedef struct Test {
     uint64_t seed, dictionary_seed;
     double seconds;
     int threads;
+    bool tail;              /* some of it is left to the kernel's KSM */
     Area areas[N_REGIONS];
     KsmEngine *engines[N_ENGINES];
     size_t n;               /* pages of all areas */
@@ -92,6 +97,12 @@ typedef struct Test {
 } Test;
 
 static Test T;
+
+/* A group's members leave nothing to children, nor to the kernel's KSM. */
+static bool stays_home(void)
+{
+    return stores_group() || T.tail;
+}
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -529,7 +540,7 @@ static void do_op(uint64_t *seed, Op op, size_t page)
         break;
     case OP_FORK:
         /* a group's members leave nothing to children */
-        if (!stores_group()) {
+        if (!stays_home()) {
             op_fork(seed, page, n);
         }
         break;
@@ -638,7 +649,7 @@ static void area_map(Area *a)
     g_assert(p != MAP_FAILED);
     a->map = p;
     madvise(p, len, a->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-    if (stores_group()) {
+    if (stays_home()) {
         madvise(p, len, MADV_DONTFORK);
     }
 }
@@ -776,6 +787,7 @@ static void make_engines(void)
         config.split_min_pages = 8;
         config.max_page_sharing = i ? 4 : 256;
         config.dirty = i ? KSM_DIRTY_CHECKSUM : KSM_DIRTY_AUTO;
+        config.tail = T.tail;
         config.free_policy = i ? KSM_FREE_LAZY : KSM_FREE_AUTO;
         fake_habits = fake_habits_bad;
         fake_habits.seed = T.seed + i;
@@ -784,6 +796,7 @@ static void make_engines(void)
             printf("1..0 # SKIP %s\n", error->message);
             exit(77);
         }
+        T.engines[i]->tail.eager = true;
         /* freed memory is given back while it is written again */
         ksm_freer_set_decay(T.engines[i]->freer, DECAY_NS);
     }
@@ -896,6 +909,11 @@ static void print_stats(int number)
            number, s.merged, s.isolations, s.verify_failed, s.busy,
            s.cow_broken, s.pinned, s.huge_split, s.full_scans, s.stall_p99,
            s.stall_max);
+    if (T.tail) {
+        printf("# engine %d: %" PRIu64 " pages are the kernel's, in %" PRIu64
+               " MiB left to it\n", number, s.kernel_pages,
+               s.kernel_left >> 20);
+    }
 }
 
 static void parse(int argc, char **argv)
@@ -912,6 +930,8 @@ static void parse(int argc, char **argv)
             T.seed = g_ascii_strtoull(argv[i + 1], NULL, 0);
         } else if (!strcmp(argv[i], "--threads")) {
             T.threads = CLAMP(atoi(argv[i + 1]), 1, MAX_THREADS);
+        } else if (!strcmp(argv[i], "--tail")) {
+            T.tail = atoi(argv[i + 1]);
         } else if (!strcmp(argv[i], "--dictionary")) {
             dictionary = argv[i + 1];
         } else {
@@ -920,7 +940,7 @@ static void parse(int argc, char **argv)
     }
     if (argc % 2 == 0) {
         fprintf(stderr, "usage: test-prop [--seconds N] [--seed N] "
-                "[--threads N] [--dictionary SEED]\n");
+                "[--threads N] [--dictionary SEED] [--tail 0|1]\n");
         exit(2);
     }
     /* what several processes have in common */

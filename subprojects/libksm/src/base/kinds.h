@@ -40,6 +40,7 @@ int kinds_read(KsmKinds *k, const void *addr, unsigned n, uint64_t *entry);
 
 #define ENTRY_PRESENT   63u     /* bits of such an entry */
 #define ENTRY_SWAPPED   62u
+#define ENTRY_FILE      61u     /* of a file, or shared memory */
 #define ENTRY_EXCLUSIVE 56u     /* nobody else maps the page */
 
 static inline bool kind_is_populated(uint8_t kind)

@@ -17,6 +17,7 @@
 #include "engine/ripen.h"
 #include "engine/scan.h"
 #include "engine/state.h"
+#include "engine/tail.h"
 #include "memory/admit.h"
 #include "share/store-local.h"
 #include "share/remote.h"
@@ -374,9 +375,7 @@ void ksm_engine_set_run(KsmEngine *engine, bool run)
 {
     lock_take(&engine->lock);
     engine->run = run;
-    if (run) {
-        scan_kick(engine);
-    }
+    scan_kick(engine);
     lock_release(&engine->lock);
 }
 
@@ -567,6 +566,7 @@ static void region_drop(KsmEngine *e, KsmRegion *r)
     e->n_leaving++;
     g_ptr_array_remove(e->regions, r);
     scan_forget(e, r);
+    tail_forget(e, r);
     for (size_t i = 0; i < r->n_pages; i++) {
         if (page_state(r, i) != PAGE_OUTSIDE) {
             content_leave(&e->content, r, i, PAGE_HOLE);
@@ -591,6 +591,7 @@ int ksm_region_remove(KsmRegion *region, KsmRemove how)
     if (ret == 0 && how == KSM_REMOVE_UNMERGE) {
         ret = restore_unmerge(&e->restore, &e->lock, region, 0,
                               region->n_pages);
+        ret = ret < 0 ? ret : tail_unmerge(e, region, 0, region->n_pages);
         ret = ret < 0 ? ret : dirty_pause(&e->dirty, region);
     }
     if (ret == 0) {
@@ -752,7 +753,11 @@ int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
 
     lock_take(&e->lock);
     if (!e->dead && region_pages(region, offset, len, &page, &n)) {
+        int tail;
+
         ret = restore_unmerge(&e->restore, &e->lock, region, page, n);
+        tail = tail_unmerge(e, region, page, n);
+        ret = ret < 0 ? ret : tail;
         /* whatever has to stay, the rest is wanted all the same */
         if (len == region->len) {
             int paused = dirty_pause(&e->dirty, region);

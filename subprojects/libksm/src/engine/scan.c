@@ -13,6 +13,7 @@
 #include "engine/ripen.h"
 #include "engine/scan.h"
 #include "engine/settle.h"
+#include "engine/tail.h"
 
 #define IDLE_MIN_NS     UINT64_C(100000000)
 #define IDLE_SOON_NS    UINT64_C(1000000000)
@@ -249,6 +250,7 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
         all |= e->scan.kinds[i];
         page_look(e, r, first + i, e->scan.kinds[i]);
     }
+    tail_look(e, r, chunk);
     c->flags &= ~(CHUNK_HUGE | CHUNK_CHECK);
     if (all & PM_HUGE) {
         c->flags |= CHUNK_HUGE;
@@ -568,7 +570,9 @@ static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
     uint64_t cpu = prim.cpu_ns(), broken = r->cow_broken;
     size_t page = chunk * CHUNK_PAGES;
 
+    tail_rest(e, r, chunk);
     if (chunk_kinds(e, r, chunk)) {
+        tail_look(e, r, chunk);
         for (unsigned i = 0; i < CHUNK_PAGES; i++, page++) {
             PageState s = page_state(r, page);
 
@@ -731,6 +735,7 @@ static void step_sync(KsmEngine *e)
     s->again |= e->dirty.again;
     e->dirty.again = false;
     waits_count(s->region, s->chunk, end);
+    tail_pass(e, s->region, s->chunk, end);
     s->chunk = end;
     e->total.scan_time += prim.cpu_ns() - cpu;
 }
@@ -745,7 +750,10 @@ static bool chunk_in_phase(const KsmChunk *c, ScanPhase phase)
 /* Passed over by turns: no pass looks at all of them. */
 static bool chunk_has_books(const KsmScan *s, const KsmChunk *c)
 {
-    return (c->mapped > c->broken || c->given) &&
+    if ((c->flags & CHUNK_TAIL) && !c->kernel) {
+        return true;
+    }
+    return (c->mapped > c->broken || c->given || c->kernel) &&
            (s->chunk + s->pass) % CHECK_PASSES == 0;
 }
 
@@ -816,7 +824,8 @@ bool scan_has_books(const KsmEngine *e)
             return true;
         }
     }
-    return asks_hold_any(&e->asks) || store_stats(e->content.store).pending;
+    return asks_hold_any(&e->asks) || store_stats(e->content.store).pending ||
+           e->tail.chunks;
 }
 
 bool scan_step(KsmEngine *e)

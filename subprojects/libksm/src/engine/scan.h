@@ -24,7 +24,8 @@
 
 /*
  * Is there work while merging is off?  Merged pages may be written, and slots
- * of the pool, or answers that are users of some, wait to be given back.
+ * of the pool, or answers that are users of some, wait to be given back; what
+ * is left to the kernel is taken away.
  */
 bool scan_has_books(const KsmEngine *e);
 

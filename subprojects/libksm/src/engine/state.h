@@ -73,6 +73,16 @@ typedef struct KsmFollow {
     bool offered[CHUNK_PAGES];
 } KsmFollow;
 
+/* What is left to the kernel's KSM: tail.h. */
+typedef struct KsmTail {
+    bool refused;           /* the kernel has none */
+    bool eager;             /* tests: all is left to it, quiet or not */
+    size_t chunks;          /* that are marked */
+    uint64_t looked_ns;     /* when its figures were read */
+    uint8_t scans;          /* low bits of its full scans, then */
+    double saves;           /* share of its merged pages that is saved */
+} KsmTail;
+
 struct KsmEngine {
     KsmConfig cfg;
     bool run;
@@ -94,6 +104,7 @@ struct KsmEngine {
     uint64_t renewed_ns;    /* when what is alone was asked about again ... */
     uint32_t renewed;       /* ... up to that chunk */
     KsmFollow follow;
+    KsmTail tail;
     KsmFreer *freer;        /* how and when to give memory back */
     KsmMemcg memcg;
     KsmDirty dirty;

@@ -72,6 +72,7 @@ static void region_sum(const KsmRegion *r, KsmStats *s)
     s->pages_unshared += r->count[PAGE_UNIQUE];
     s->pages_volatile += r->n_written;
     s->zero_pages += r->count[PAGE_GIVEN];
+    s->kernel_pages += r->count[PAGE_KERNEL];
     s->merged_runs += r->runs;
     s->metadata += r->meta_bytes;
     region_reasons(r, s);
@@ -118,7 +119,8 @@ static KsmState engine_state(const KsmEngine *e)
 
 static void stats_finish(KsmStats *s, KsmState state)
 {
-    uint64_t saved = s->pages_sharing + s->zero_pages + s->group_saved;
+    uint64_t saved = s->pages_sharing + s->zero_pages + s->group_saved +
+                     s->kernel_saved;
 
     s->state = state;
     if (s->state != KSM_STATE_INHIBITED) {
@@ -206,6 +208,8 @@ void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
     merge_sum(e, stats);
     group_gone(e, stats);
     stats->group_saved = group_saved(e, store.shared);
+    stats->kernel_saved = stats->kernel_pages * e->tail.saves;
+    stats->kernel_left = e->tail.chunks * CHUNK_BYTES;
     stats_finish(stats, engine_state(e));
     /* unused slots that are kept cost memory, too */
     stats->profit -= (int64_t)(store.leaked * PAGE_BYTES);
@@ -232,6 +236,7 @@ void ksm_region_get_stats(KsmRegion *region, KsmStats *stats)
         .free_hinted = region->free_hinted,
     };
     region_sum(region, stats);
+    stats->kernel_saved = stats->kernel_pages * e->tail.saves;
     group_gone(e, stats);
     stats_finish(stats, region->inhibited ? KSM_STATE_INHIBITED
                                           : engine_state(e));

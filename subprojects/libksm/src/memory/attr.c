@@ -30,6 +30,8 @@ static void keep_home(void *addr, size_t len)
 
 void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind)
 {
+    size_t page = ((char *)addr - r->base) / PAGE_BYTES;
+
     for (unsigned i = 0; i < r->n_advice; i++) {
         bool huge = r->advice[i] == MADV_HUGEPAGE ||
                     r->advice[i] == MADV_NOHUGEPAGE;
@@ -39,6 +41,10 @@ void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind)
         } else if (kind == ATTR_OWN || !huge) {
             prim.advise(addr, len, r->advice[i]);
         }
+    }
+    if (kind == ATTR_OWN && (page_chunk(r, page)->flags & CHUNK_TAIL)) {
+        /* else it is a mapping apart from those around it */
+        prim.advise(addr, len, MADV_MERGEABLE);
     }
     attr_give_policy(r, addr, len);
     if (r->ops && r->ops->mapped) {

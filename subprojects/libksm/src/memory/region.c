@@ -42,6 +42,7 @@ void page_set(KsmRegion *r, size_t page, PageState state)
     c->broken += (state == PAGE_BROKEN) - (was == PAGE_BROKEN);
     c->given += (state == PAGE_GIVEN) - (was == PAGE_GIVEN);
     c->again -= was == PAGE_BROKEN && (old & PAGE_AGAIN);
+    c->kernel += (state == PAGE_KERNEL) - (was == PAGE_KERNEL);
     r->state[page] = state;
     if (state_maps(was) && !state_maps(state) && page + 1 < r->n_pages) {
         r->state[page + 1] &= ~PAGE_JOINED;
@@ -303,7 +304,7 @@ void region_check(KsmRegion *r)
 
     for (size_t i = 0; i < r->n_chunks; i++) {
         unsigned fresh = 0, marked = 0, gain = 0, mapped = 0, broken = 0;
-        unsigned given = 0, again = 0;
+        unsigned given = 0, again = 0, kernel = 0;
 
         for (size_t p = i * CHUNK_PAGES; p < (i + 1) * CHUNK_PAGES; p++) {
             PageState s = page_state(r, p);
@@ -314,6 +315,7 @@ void region_check(KsmRegion *r)
             mapped += state_maps(s);
             broken += s == PAGE_BROKEN;
             given += s == PAGE_GIVEN;
+            kernel += s == PAGE_KERNEL;
             again += s == PAGE_BROKEN && (r->state[p] & PAGE_AGAIN);
             g_assert(page_is_mapped(r, p) || !(r->state[p] & PAGE_JOINED));
             marked += !!(r->state[p] & PAGE_WRITTEN);
@@ -328,6 +330,7 @@ void region_check(KsmRegion *r)
         g_assert(r->chunk[i].broken == broken);
         g_assert(r->chunk[i].given == given);
         g_assert(r->chunk[i].again == again);
+        g_assert(r->chunk[i].kernel == kernel);
     }
     for (unsigned s = 0; s < PAGE_STATES; s++) {
         g_assert(r->count[s] == count[s]);

@@ -33,6 +33,7 @@
  * tried again.  What is discarded, or found gone, is a HOLE; where merged pages
  * could not be discarded they are BROKEN.  SWAPPED pages come back as NEW.
  * BARRED ones stay until their owner discards them, or maps something there.
+ * What is left to the kernel (engine/tail.h) is KERNEL while that has it merged.
  */
 typedef enum PageState {
     PAGE_NEW,           /* content not known */
@@ -48,6 +49,7 @@ typedef enum PageState {
     PAGE_BARRED,        /* its memory failed: mapped without access */
     PAGE_PINNED,        /* isolation was refused; tried again later */
     PAGE_BUSY,          /* the busy op said no; tried again later */
+    PAGE_KERNEL,        /* the kernel's KSM has merged it: tail.h */
     PAGE_OUTSIDE,       /* of the region (first and last chunk) */
     PAGE_STATES
 } PageState;
@@ -68,6 +70,7 @@ typedef enum PageState {
 #define CHUNK_BLIND     0x40u   /* there may be pages with PAGE_BLIND */
 #define CHUNK_PARKED    0x80u   /* it will be called: asks.h */
 #define CHUNK_RIPENING  0x100u  /* its merging waits: ripen.h */
+#define CHUNK_TAIL      0x200u  /* left to the kernel's KSM: MADV_MERGEABLE */
 
 typedef struct KsmChunk {
     uint32_t id;        /* in the engine's directory */
@@ -78,6 +81,7 @@ typedef struct KsmChunk {
     uint16_t broken;    /* pages BROKEN */
     uint16_t given;     /* pages GIVEN */
     uint16_t again;     /* pages with PAGE_AGAIN */
+    uint16_t kernel;    /* pages KERNEL */
     uint16_t runs;      /* mappings of the pool in this chunk */
     uint16_t lazy;      /* FREED and populated when seen: chunk_set_lazy() */
     uint16_t tried;     /* gain when merging was last refused */
@@ -93,6 +97,8 @@ typedef struct KsmChunk {
     uint8_t yield;      /* 0 to 255: how much was merged here lately */
     uint8_t calm;       /* looks at broken pages since some were restored */
     uint8_t restored;   /* log2 of the looks until more may be */
+    uint8_t tail_wait;  /* passes until it may be left to the kernel */
+    uint8_t tail_scan;  /* low bits of the kernel's scans when it was */
 } KsmChunk;
 
 struct KsmRegion {

@@ -380,7 +380,7 @@ static bool page_is_movable(const KsmRegion *r, size_t page)
     PageState s = page_state(r, page);
 
     return s != PAGE_OUTSIDE && s != PAGE_SWAPPED && s != PAGE_BARRED &&
-           !page_is_mapped(r, page);
+           s != PAGE_KERNEL && !page_is_mapped(r, page);
 }
 
 /* It was a huge page when it was looked at, and may not be any more. */

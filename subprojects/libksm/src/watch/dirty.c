@@ -175,6 +175,7 @@ static void page_written(KsmDirty *d, KsmRegion *r, size_t page)
     case PAGE_EQUAL:
     case PAGE_ZEROES:
     case PAGE_SWAPPED:
+    case PAGE_KERNEL:
         content_leave(d->content, r, page, PAGE_NEW);
         /* fall through */
     case PAGE_NEW:
@@ -403,7 +404,7 @@ static void unasked(KsmRegion *r, size_t chunk, size_t end, bool look)
         if (r->chunk[c].mapped && look) {
             r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;
         }
-        if (r->chunk[c].lazy && look) {
+        if ((r->chunk[c].lazy || (r->chunk[c].flags & CHUNK_TAIL)) && look) {
             r->chunk[c].flags |= CHUNK_VISIT;
         }
     }
@@ -479,11 +480,15 @@ static void log_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
     }
 }
 
-/* Even a log does not tell whether freed and broken pages are at rest. */
+/*
+ * Even a log does not tell whether freed and broken pages are at rest, nor what
+ * the kernel merged.
+ */
 static void lazy_look(KsmRegion *r, size_t chunk, size_t end, bool look)
 {
     for (size_t c = chunk; c < end; c++) {
-        if (look && (r->chunk[c].lazy || r->chunk[c].broken)) {
+        if (look && (r->chunk[c].lazy || r->chunk[c].broken ||
+                     (r->chunk[c].flags & CHUNK_TAIL))) {
             r->chunk[c].flags |= CHUNK_VISIT;
         }
     }

@@ -1,0 +1,238 @@
+/*
+ * tail: what is left to the kernel's KSM
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/prim.h"
+#include "engine/tail.h"
+
+#define LEFT_MIN        4u      /* equal pages that are worth its while */
+#define FRESH_MAX       (CHUNK_PAGES / 16)  /* more were written: not quiet */
+#define QUIET_PASSES    2u      /* before it is given */
+#define LOUD_PASSES     4u      /* before it is taken away ... */
+#define REST_PASSES     100u    /* ... and then */
+#define VAIN_SCANS      3u      /* begun: of them two were whole */
+#define LOOK_NS         UINT64_C(1000000000)
+#define VMAS_SOME       1024u   /* left for others when we make mappings */
+
+#define KNOBS           "/sys/kernel/mm/ksm/"
+
+/* A number of the kernel's; 0: none. */
+static uint64_t knob(const char *path)
+{
+    g_autofree char *text = prim_read_file(path, NULL);
+
+    return text ? strtoull(text, NULL, 10) : 0;
+}
+
+/* How far ksmd has come, and what its pages save. */
+static void kernel_ask(KsmTail *t)
+{
+    uint64_t now = prim.now_ns(), shared, sharing;
+
+    if (t->looked_ns && now - t->looked_ns < LOOK_NS) {
+        return;
+    }
+    t->looked_ns = now;
+    t->scans = knob(KNOBS "full_scans");
+    shared = knob(KNOBS "pages_shared");
+    sharing = knob(KNOBS "pages_sharing");
+    t->saves = sharing ? (double)sharing / (shared + sharing) : 0;
+}
+
+/* All of the chunk that is plain memory; 0 or -errno of the first refusal. */
+static int chunk_advise(KsmRegion *r, size_t chunk, int advice)
+{
+    size_t page = MAX(chunk * CHUNK_PAGES, region_first(r));
+    size_t end = MIN((chunk + 1) * CHUNK_PAGES, region_end(r));
+    int ret = 0;
+
+    while (page < end) {
+        PageRun run = region_run(r, page, end);
+
+        if (!run.mapped && !run.barred) {
+            int err = prim.advise(run.addr, run.len, advice);
+
+            ret = ret < 0 ? ret : err;
+        }
+        page += run.n;
+    }
+    return ret;
+}
+
+static int chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk, uint8_t rest)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    int ret = chunk_advise(r, chunk, MADV_UNMERGEABLE);
+
+    if (ret == 0) {
+        c->flags &= ~CHUNK_TAIL;
+        c->flags |= CHUNK_VISIT;
+        c->tail_wait = rest;
+        e->tail.chunks--;
+    }
+    return ret;
+}
+
+static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    int ret;
+
+    if (vmas_left(&e->vmas) < VMAS_SOME) {
+        return;
+    }
+    /* at worst its neighbours are not given */
+    vmas_made(&e->vmas, 2);
+    /* what is mapped anew from now on is given, too */
+    c->flags |= CHUNK_TAIL;
+    c->tail_wait = 0;
+    c->tail_scan = e->tail.scans;
+    e->tail.chunks++;
+    ret = chunk_advise(r, chunk, MADV_MERGEABLE);
+    if (ret < 0) {
+        e->tail.refused |= ret == -EINVAL;
+        vmas_recount(&e->vmas);
+        chunk_take(e, r, chunk, REST_PASSES);
+    }
+}
+
+static bool is_quiet(const KsmChunk *c)
+{
+    return c->written + c->fresh <= FRESH_MAX;
+}
+
+/* Equal pages were found here, and merging them was refused, or too little. */
+static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
+{
+    unsigned least = c->flags & CHUNK_HUGE ? e->cfg.split_min_pages : LEFT_MIN;
+    /* without a source each pass visits all */
+    uint16_t soon = r->dirty == KSM_DIRTY_CHECKSUM ? 0 : CHUNK_VISIT;
+
+    if (e->tail.eager) {
+        return !(c->flags & CHUNK_HUGE);
+    }
+    return c->gain >= least && is_quiet(c) &&
+           (c->why_not == KSM_REASON_NOT_WORTH ||
+            c->why_not == KSM_REASON_VMA_LIMIT ||
+            c->why_not == KSM_REASON_RUN_OFF) &&
+           !(c->flags & (soon | CHUNK_QUEUED | CHUNK_PARKED | CHUNK_RIPENING));
+}
+
+/* It costs ksmd more than it brings, and nothing is lost.  Once a pass. */
+static bool is_vain(const KsmEngine *e, KsmChunk *c)
+{
+    if (c->kernel) {
+        c->tail_scan = e->tail.scans;
+    }
+    /* what was put back looks written for a pass, too */
+    c->tail_wait = c->kernel || is_quiet(c) ? 0 : c->tail_wait + 1;
+    return c->tail_wait >= LOUD_PASSES ||
+           (uint8_t)(e->tail.scans - c->tail_scan) >= VAIN_SCANS;
+}
+
+void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
+{
+    if (!e->cfg.tail || !region_stays_home(r)) {
+        return;
+    }
+    kernel_ask(&e->tail);
+    for (; chunk < end; chunk++) {
+        KsmChunk *c = &r->chunk[chunk];
+
+        if (c->flags & CHUNK_TAIL) {
+            if (is_vain(e, c)) {
+                chunk_take(e, r, chunk, e->tail.eager ? 1 : REST_PASSES);
+            }
+        } else if (!is_left(e, r, c)) {
+            c->tail_wait = MAX(c->tail_wait, QUIET_PASSES);
+        } else if (c->tail_wait) {
+            c->tail_wait--;
+        } else if (!e->tail.refused) {
+            chunk_give(e, r, chunk);
+        }
+    }
+}
+
+void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    if ((r->chunk[chunk].flags & CHUNK_TAIL) && !r->chunk[chunk].kernel) {
+        chunk_take(e, r, chunk, QUIET_PASSES);
+    }
+}
+
+static bool is_merged(uint64_t entry, uint8_t kind)
+{
+    return (kind & PM_PRESENT) && !(kind & (PM_ZEROPFN | PM_HUGE)) &&
+           (entry >> ENTRY_PRESENT & 1) && !(entry >> ENTRY_FILE & 1) &&
+           !(entry >> ENTRY_EXCLUSIVE & 1);
+}
+
+static void page_look(KsmEngine *e, KsmRegion *r, size_t page, bool merged)
+{
+    switch (page_state(r, page)) {
+    case PAGE_NEW:
+    case PAGE_UNIQUE:
+    case PAGE_EQUAL:
+    case PAGE_ZEROES:
+    case PAGE_PINNED:
+        if (merged) {
+            content_leave(&e->content, r, page, PAGE_KERNEL);
+        }
+        break;
+    case PAGE_KERNEL:
+        if (!merged) {
+            content_leave(&e->content, r, page, PAGE_NEW);
+            page_mark(r, page, r->dirty == KSM_DIRTY_CHECKSUM);
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+void tail_look(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    size_t first = chunk * CHUNK_PAGES;
+    uint64_t entry[CHUNK_PAGES];
+
+    if (!(c->flags & CHUNK_TAIL) && !c->kernel) {
+        return;
+    }
+    if (kinds_read(&e->kinds, page_addr(r, first), CHUNK_PAGES, entry) < 0) {
+        return;
+    }
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        page_look(e, r, first + i, is_merged(entry[i], e->scan.kinds[i]));
+    }
+}
+
+int tail_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
+{
+    size_t chunk = page / CHUNK_PAGES;
+    size_t end = (page + n + CHUNK_PAGES - 1) / CHUNK_PAGES;
+    int ret = 0;
+
+    r->unmerging++;
+    for (; chunk < end && ret == 0; chunk++) {
+        if (r->chunk[chunk].flags & CHUNK_TAIL) {
+            ret = chunk_take(e, r, chunk, QUIET_PASSES);
+            lock_release(&e->lock);
+            lock_take(&e->lock);
+        }
+    }
+    r->unmerging--;
+    return ret;
+}
+
+void tail_forget(KsmEngine *e, KsmRegion *r)
+{
+    for (size_t i = 0; i < r->n_chunks && e->tail.chunks; i++) {
+        e->tail.chunks -= !!(r->chunk[i].flags & CHUNK_TAIL);
+    }
+}

@@ -1,0 +1,47 @@
+/*
+ * tail: what is left to the kernel's KSM
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * A page that stands alone is not worth a mapping of the pool; ksmd merges it
+ * without one.  But what it is given it scans for ever, page by page.  So it is
+ * given chunks in which equal pages were left, by MADV_MERGEABLE, once they are
+ * quiet; and they are taken away again, and rest, if they are written, or if
+ * it found nothing there in two whole scans.  A chunk where it has merged pages
+ * is not taken away: that would cost them.
+ *
+ * Which pages it has merged their page tables tell: present, anonymous, and
+ * mapped by others, too.  In memory that no child inherits nothing else is;
+ * other memory is not left to it.  UFFDIO_MOVE refuses such pages: they are
+ * PAGE_KERNEL, and not isolated.  A write ends that as any other.
+ *
+ * A huge page would be broken for the first page in it: left only if enough is
+ * equal, as for merging.
+ *
+ * Leaves to others: when ksmd runs, and how fast.
+ */
+#ifndef KSM_TAIL_H
+#define KSM_TAIL_H
+
+#include "engine/state.h"
+
+/* Chunks from @chunk to @end, once a pass: given to the kernel, or taken. */
+void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end);
+
+/* The same for one whose region rests: nothing is given. */
+void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk);
+
+/* Finds what the kernel merged in the chunk; e->scan.kinds is known. */
+void tail_look(KsmEngine *e, KsmRegion *r, size_t chunk);
+
+/*
+ * Takes all of the range away, and its pages are its own again.  Called and
+ * left with the lock held, which is given up between chunks.  0 or -errno: the
+ * rest stays, and the call can be repeated.
+ */
+int tail_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n);
+
+/* The region goes, as it is. */
+void tail_forget(KsmEngine *e, KsmRegion *r);
+
+#endif

@@ -1,0 +1,321 @@
+/*
+ * libksm tests: what is left to the kernel's KSM
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Those of /tail/ksmd need ksmd to run, fast: scripts/lib/host/with_ksmd.py
+ * does, and says so by KSM_TEST_KSMD.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "engine/state.h"
+#include "house.h"
+
+#define EACH    8u      /* one page in so many is equal to another: no run */
+#define ALONE   (PAIR_PAGES / EACH)
+#define WAIT_S  60
+
+typedef struct Left {
+    KsmEngine *e;
+    Mem *m;
+    KsmRegion *r;
+} Left;
+
+/* Two chunks; one page in EACH of the first is equal to one of the second. */
+static bool left_start(Left *l, bool home, KsmDirtySource dirty)
+{
+    KsmConfig config;
+    GError *error = NULL;
+
+    ksm_config_init(&config);
+    config.max_cpu = 100;
+    config.dirty = dirty;
+    config.tail = true;
+    if (!ksm_supported(&error)) {
+        g_test_skip(error->message);
+        g_clear_error(&error);
+        return false;
+    }
+    l->e = ksm_engine_new(&config, &error);
+    g_assert_no_error(error);
+    l->m = mem_new(PAIR_PAGES, 0, MEM_SMALL);
+    for (size_t i = 0; i < PAIR_PAGES; i++) {
+        bool equal = i % EACH == 0;
+
+        mem_fill(l->m, i, equal ? 1 + i % CHUNK_PAGES : 100000 + i);
+    }
+    if (home) {
+        g_assert(madvise(l->m->addr, PAIR_PAGES * PAGE, MADV_DONTFORK) == 0);
+    }
+    l->r = util_add(l->e, l->m, &mem_ops);
+    return true;
+}
+
+static void left_end(Left *l)
+{
+    mem_check(l->m);
+    region_check(l->r);
+    util_remove(l->r);
+    mem_check(l->m);
+    ksm_engine_free(l->e);
+    mem_free(l->m);
+}
+
+typedef struct Seen {
+    unsigned marked;    /* chunks that ksmd is told to look at */
+    size_t merged;      /* pages that it has merged */
+} Seen;
+
+/* What the kernel says of the memory. */
+static Seen left_seen(const Left *l)
+{
+    g_autofree char *text = NULL;
+    g_auto(GStrv) lines = NULL;
+    unsigned long from = 0, to = 0, start = (uintptr_t)l->m->addr;
+    size_t bytes = 0, kib = 0;
+
+    g_assert(g_file_get_contents("/proc/self/smaps", &text, NULL, NULL));
+    lines = g_strsplit(text, "\n", -1);
+    for (char **line = lines; *line; line++) {
+        unsigned long a, b;
+
+        if (sscanf(*line, "%lx-%lx ", &a, &b) == 2) {
+            from = MAX(a, start);
+            to = MIN(b, start + PAIR_PAGES * PAGE);
+        } else if (from < to && g_str_has_prefix(*line, "VmFlags:")) {
+            bytes += strstr(*line, " mg") ? to - from : 0;
+        } else if (from < to && sscanf(*line, "KSM: %lu kB", &a) == 1) {
+            kib += a;
+        }
+    }
+    g_assert(bytes % CHUNK == 0);
+    return (Seen) { bytes / CHUNK, kib / (PAGE / 1024) };
+}
+
+static unsigned left_marked(const Left *l)
+{
+    return left_seen(l).marked;
+}
+
+static void passes(Left *l, unsigned n)
+{
+    util_passes(l->e, n);
+}
+
+static void test_given(void)
+{
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    passes(&l, 8);
+    g_assert_cmpuint(util_stats(l.e).kernel_left, ==, 2 * CHUNK);
+    g_assert_cmpuint(left_marked(&l), ==, 2);
+    g_assert_cmpuint(util_stats(l.e).reasons[KSM_REASON_NOT_WORTH], ==, ALONE);
+    left_end(&l);
+}
+
+/* Memory that children inherit: one could not tell whose a page is. */
+static void test_inherited(void)
+{
+    Left l;
+
+    if (!left_start(&l, false, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    passes(&l, 8);
+    g_assert_cmpuint(util_stats(l.e).kernel_left, ==, 0);
+    g_assert_cmpuint(left_marked(&l), ==, 0);
+    left_end(&l);
+}
+
+/* A chunk that is written is taken away, and not given again soon. */
+static void test_written(void)
+{
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    passes(&l, 8);
+    g_assert_cmpuint(left_marked(&l), ==, 2);
+    for (unsigned k = 0; k < 8; k++) {
+        for (size_t i = 0; i < CHUNK_PAGES; i++) {
+            mem_write(l.m, i, 8, k + i);
+        }
+        passes(&l, 1);
+    }
+    g_assert_cmpuint(left_marked(&l), ==, 1);
+    g_assert_cmpuint(util_stats(l.e).kernel_left, ==, CHUNK);
+    for (size_t i = 0; i < CHUNK_PAGES; i += EACH) {
+        mem_fill(l.m, i, 1 + i);
+    }
+    passes(&l, 20);
+    g_assert_cmpuint(left_marked(&l), ==, 1);
+    left_end(&l);
+}
+
+static void test_unmerged(void)
+{
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    passes(&l, 8);
+    g_assert_cmpint(ksm_unmerge(l.r, 0, CHUNK), ==, 0);
+    g_assert_cmpuint(left_marked(&l), ==, 1);
+    ksm_engine_set_run(l.e, false);
+    g_assert_cmpint(ksm_unmerge(l.r, 0, 2 * CHUNK), ==, 0);
+    g_assert_cmpuint(left_marked(&l), ==, 0);
+    g_assert_cmpuint(util_stats(l.e).kernel_left, ==, 0);
+    left_end(&l);
+}
+
+/* While merging is off ksmd is not to merge on. */
+static void test_off(void)
+{
+    gint64 end = g_get_monotonic_time() + WAIT_S * G_USEC_PER_SEC;
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    passes(&l, 8);
+    g_assert_cmpuint(left_marked(&l), ==, 2);
+    ksm_engine_set_run(l.e, false);
+    while (ksm_step(l.e, 0) >= 0 && g_get_monotonic_time() < end) {
+        g_usleep(1000);
+    }
+    g_assert_cmpuint(left_marked(&l), ==, 0);
+    left_end(&l);
+}
+
+/* A discard maps anew what was merged: that is part of its chunk, too. */
+static void test_discarded(void)
+{
+    size_t run = 30, was;
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    passes(&l, 8);
+    mem_fill_run(l.m, 100, run, 500000, 1);
+    mem_fill_run(l.m, CHUNK_PAGES + 100, run, 500000, 1);
+    passes(&l, 12);
+    g_assert_cmpuint(util_stats(l.e).pages_sharing, >=, run);
+    g_assert_cmpuint(util_stats(l.e).kernel_left, ==, 2 * CHUNK);
+    was = mem_mappings(l.m);
+    g_assert_cmpint(ksm_discard(l.r, 100 * PAGE, run * PAGE), ==, 0);
+    mem_gone(l.m, 100, run);
+    g_assert_cmpuint(mem_mappings(l.m), <, was);
+    left_end(&l);
+}
+
+static bool has_ksmd(void)
+{
+    if (!g_getenv("KSM_TEST_KSMD")) {
+        g_test_skip("needs ksmd to run: scripts/lib/host/with_ksmd.py");
+        return false;
+    }
+    return true;
+}
+
+/* Steps until as many pages are known to be the kernel's. */
+static void wait_kernel(Left *l, uint64_t least, uint64_t most)
+{
+    gint64 end = g_get_monotonic_time() + WAIT_S * G_USEC_PER_SEC;
+    uint64_t n;
+
+    do {
+        passes(l, 1);
+        g_usleep(10000);
+        n = util_stats(l->e).kernel_pages;
+    } while ((n < least || n > most) && g_get_monotonic_time() < end);
+    g_assert_cmpuint(n, >=, least);
+    g_assert_cmpuint(n, <=, most);
+}
+
+static void ksmd_merges(KsmDirtySource dirty)
+{
+    Left l;
+    KsmStats s;
+
+    if (!has_ksmd() || !left_start(&l, true, dirty)) {
+        return;
+    }
+    wait_kernel(&l, ALONE, ALONE);
+    g_assert_cmpuint(left_seen(&l).merged, ==, ALONE);
+    /* the kernel's own figures are read once a second */
+    g_usleep(1100000);
+    passes(&l, 2);
+    s = util_stats(l.e);
+    g_assert_cmpuint(s.reasons[KSM_REASON_NOT_WORTH], ==, 0);
+    g_assert_cmpuint(s.reasons[KSM_REASON_PINNED], ==, 0);
+    g_assert_cmpuint(s.kernel_saved, >, 0);
+    g_assert_cmpuint(s.kernel_saved, <, ALONE);
+    /* written: ours again */
+    for (size_t i = 0; i < CHUNK_PAGES; i += EACH) {
+        mem_write(l.m, i, 100, 7);
+    }
+    wait_kernel(&l, 0, ALONE / 2);
+    mem_check(l.m);
+    /* given back: nothing of the kernel's is left */
+    ksm_engine_set_run(l.e, false);
+    g_assert_cmpint(ksm_unmerge(l.r, 0, 2 * CHUNK), ==, 0);
+    g_assert_cmpuint(left_seen(&l).merged, ==, 0);
+    left_end(&l);
+}
+
+static void test_ksmd(void)
+{
+    ksmd_merges(KSM_DIRTY_AUTO);
+}
+
+static void test_ksmd_checksum(void)
+{
+    ksmd_merges(KSM_DIRTY_CHECKSUM);
+}
+
+/* Runs that come to be equal around the kernel's pages are merged by us. */
+static void test_ksmd_beside(void)
+{
+    Left l;
+
+    if (!has_ksmd() || !left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    wait_kernel(&l, ALONE, ALONE);
+    for (size_t i = 0; i < CHUNK_PAGES; i++) {
+        if (i % EACH) {
+            mem_fill(l.m, i, 700000 + i);
+            mem_fill(l.m, CHUNK_PAGES + i, 700000 + i);
+        }
+    }
+    passes(&l, 12);
+    mem_check(l.m);
+    g_assert_cmpuint(util_stats(l.e).reasons[KSM_REASON_PINNED], ==, 0);
+    g_assert_cmpuint(util_stats(l.e).pages_sharing +
+                     util_stats(l.e).kernel_pages, >=, CHUNK_PAGES / 2);
+    left_end(&l);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/tail/given", test_given);
+    g_test_add_func("/tail/inherited", test_inherited);
+    g_test_add_func("/tail/written", test_written);
+    g_test_add_func("/tail/unmerged", test_unmerged);
+    g_test_add_func("/tail/off", test_off);
+    g_test_add_func("/tail/discarded", test_discarded);
+    g_test_add_func("/tail/ksmd/merges", test_ksmd);
+    g_test_add_func("/tail/ksmd/checksum", test_ksmd_checksum);
+    g_test_add_func("/tail/ksmd/beside", test_ksmd_beside);
+    return g_test_run();
+}
