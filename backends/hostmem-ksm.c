@@ -135,11 +135,11 @@ static bool ksm_backend_check(HostMemoryBackendKsm *ksm, Error **errp)
     if (!ksm_guest_check(&ksm->config, errp)) {
         return false;
     }
-    if (ksm->needs_engine && ksm->config.scope == MEMORY_KSM_SCOPE_HOST) {
-        error_setg(errp, "property '%s' is not available in this build with "
-                   "scope=host", ksm->needs_engine);
-        error_append_hint(errp, "The kernel's ksmd does the merging; it is "
-                          "tuned in /sys/kernel/mm/ksm.\n");
+    if (ksm->needs_engine && !ksm_guest_would_be_ours(&ksm->config)) {
+        error_setg(errp, "property '%s' is not available with scope=host "
+                   "where the kernel merges", ksm->needs_engine);
+        error_append_hint(errp, "It is tuned in /sys/kernel/mm/ksm; or let "
+                          "QEMU merge: start ksm-poold@host.\n");
         return false;
     }
     return true;
@@ -275,9 +275,9 @@ static bool ksm_backend_set_needs_engine(HostMemoryBackendKsm *ksm,
         ksm->needs_engine = ksm->needs_engine ?: name;
         return true;
     }
-    if (ksm->config.scope == MEMORY_KSM_SCOPE_HOST) {
-        error_setg(errp, "property '%s' is not available in this build with "
-                   "scope=host", name);
+    if (!ksm_guest_is_ours(ksm->guest)) {
+        error_setg(errp, "property '%s' is not available with scope=host "
+                   "where the kernel merges", name);
         return false;
     }
     return true;

@@ -3,7 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The kernel merges RAM with scope=host.  libksm merges the rest ("ours"), as a
+ * The kernel merges RAM with scope=host, unless a daemon serves the host's
+ * group (ksm-host.h).  libksm merges the rest ("ours"), as a
  * region of an engine from the guest's first run until the RAM block goes.
  *
  * Locks: callers hold the BQL, except those of ksm_guest_discard(),
@@ -59,6 +60,8 @@ struct KsmGuest {
     int refused;
     QTAILQ_ENTRY(KsmGuest) next;
 
+    bool ours;                  /* libksm merges it; does not change */
+
     /* the rest: only ours */
     QemuMutex lock;             /* protects region */
     KsmRegion *region;          /* NULL while it is not given to the engine */
@@ -83,7 +86,13 @@ static bool ever_ran;
 
 bool ksm_guest_is_ours(const KsmGuest *guest)
 {
-    return ksm_schema_is_ours(guest->config.scope);
+    return guest->ours;
+}
+
+static bool guest_has_group(const KsmGuest *guest)
+{
+    return guest->ours &&
+           ksm_schema_scope(guest->config.scope) == KSM_SCOPE_GROUP;
 }
 
 static bool guest_wants_ksmd(const KsmGuest *guest)
@@ -134,7 +143,8 @@ KsmGuestRam ksm_guest_ram(const KsmGuest *guest)
     return (KsmGuestRam) {
         .id = guest->id,
         .scope = guest->config.scope,
-        .group = guest->config.group,
+        .group = guest->config.scope == MEMORY_KSM_SCOPE_HOST
+                 ? KSM_HOST_GROUP : guest->config.group,
         .block = guest->block,
         .host = guest->host,
         .size = guest->size,
@@ -145,9 +155,12 @@ KsmGuestRam ksm_guest_ram(const KsmGuest *guest)
 
 static KsmRunnerKey runner_key(const KsmGuestConfig *config)
 {
+    bool host = config->scope == MEMORY_KSM_SCOPE_HOST;
+
     return (KsmRunnerKey) {
         .scope = ksm_schema_scope(config->scope),
-        .group = config->group,
+        .group = host ? KSM_HOST_GROUP : config->group,
+        .tail = host,
         .group_socket = config->group_socket,
         .dirty = ksm_schema_dirty(config->dirty_tracking),
         .free_policy = ksm_schema_free_policy(config->free_policy),
@@ -177,11 +190,18 @@ static bool engine_check(const KsmGuestConfig *config, Error **errp)
     return ksm_runner_check(&key, errp);
 }
 
+/* Whatever keeps an engine away, the kernel can do it. */
+bool ksm_guest_would_be_ours(const KsmGuestConfig *config)
+{
+    return config->scope != MEMORY_KSM_SCOPE_HOST ||
+           (ksm_host_is_served() && engine_check(config, NULL));
+}
+
 bool ksm_guest_check(const KsmGuestConfig *config, Error **errp)
 {
     switch (config->scope) {
     case MEMORY_KSM_SCOPE_HOST:
-        return ksm_host_check(errp);
+        return ksm_guest_would_be_ours(config) || ksm_host_check(errp);
     case MEMORY_KSM_SCOPE_ZERO:
     case MEMORY_KSM_SCOPE_VM:
     case MEMORY_KSM_SCOPE_GROUP:
@@ -283,7 +303,7 @@ static void guest_attach(KsmGuest *guest)
     guest->cpus_inhibit = ksm_inhibited_by_cpus();
     /* devices are there by now, and nothing is merged before */
     ksm_runner_share_vmas(guest->runner);
-    if (guest->config.scope == MEMORY_KSM_SCOPE_GROUP) {
+    if (guest_has_group(guest)) {
         /* as for all RAM, but under qtest */
         qemu_madvise(guest->host, guest->size, QEMU_MADV_DONTFORK);
     }
@@ -743,6 +763,7 @@ KsmGuest *ksm_guest_new(MemoryRegion *mr, const KsmGuestConfig *config,
 
     guests_init();
     guest->config = *config;
+    guest->ours = ksm_guest_would_be_ours(config);
     guest->tuning = *tuning;
     guest->owner = memory_region_owner(mr);
     guest->id = g_strdup(object_get_canonical_path_component(guest->owner));

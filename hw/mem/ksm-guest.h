@@ -49,9 +49,6 @@ typedef struct KsmGuestInfo {
     uint64_t log_time;          /* ns of CPU that QEMU's dirty log took */
 } KsmGuestInfo;
 
-/* The RAM is merged by libksm: not scope=host. */
-bool ksm_guest_is_ours(const KsmGuest *guest);
-
 void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info);
 
 /* See ksm_free_hint().  -errno: the range has to be discarded. */

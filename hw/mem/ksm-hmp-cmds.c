@@ -100,6 +100,8 @@ static void print_engine(Monitor *mon, MemoryKsmBackendStats *b)
     PRINT(pages, mon, "unshared", b, pages_unshared);
     PRINT(pages, mon, "volatile", b, pages_volatile);
     PRINT(pages, mon, "zero", b, zero_pages);
+    PRINT(pages, mon, "merged by ksmd", b, kernel_pages);
+    PRINT(size, mon, "given to ksmd", b, kernel_left);
     PRINT(count, mon, "full scans", b, full_scans);
     PRINT(count, mon, "pages scanned", b, pages_scanned);
     PRINT(count, mon, "pages skipped", b, pages_skipped);

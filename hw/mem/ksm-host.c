@@ -1,13 +1,35 @@
 /*
- * scope=host: guest RAM for the kernel's KSM
+ * scope=host: guest RAM for the host's group, or for the kernel's KSM
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 
 #include "qemu/osdep.h"
+#include <sys/un.h>
 #include "qapi/error.h"
 #include "qemu/madvise.h"
 #include "ksm-host.h"
+#include "libksm.h"
+
+/* A file alone says nothing: a daemon that was killed leaves its socket. */
+bool ksm_host_is_served(void)
+{
+    struct sockaddr_un addr = {
+        .sun_family = AF_UNIX,
+        .sun_path = KSM_GROUP_DIR "/" KSM_HOST_GROUP ".sock",
+    };
+    /* a daemon that is too busy to accept is one, too */
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool served;
+
+    if (fd < 0) {
+        return false;
+    }
+    served = connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0 ||
+             errno == EAGAIN;
+    close(fd);
+    return served;
+}
 
 int ksm_host_merge(void *host, size_t size)
 {

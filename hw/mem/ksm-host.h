@@ -1,10 +1,20 @@
 /*
- * scope=host: guest RAM for the kernel's KSM
+ * scope=host: guest RAM for the host's group, or for the kernel's KSM
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Where a daemon serves the group of all guests of the host (ksm-poold@host),
+ * libksm merges the RAM, and leaves to the kernel what stands alone.  Else all
+ * of it is the kernel's.
  */
 #ifndef HW_MEM_KSM_HOST_H
 #define HW_MEM_KSM_HOST_H
+
+/* The group's name. */
+#define KSM_HOST_GROUP "host"
+
+/* Does a daemon serve it now, and lets us in? */
+bool ksm_host_is_served(void);
 
 /* False with @errp set: this kernel has no KSM. */
 bool ksm_host_check(Error **errp);

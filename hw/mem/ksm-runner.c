@@ -127,6 +127,7 @@ static KsmRunner *runner_new(const KsmRunnerKey *key, int group_fd,
     config.member = qemu_get_vm_name();
     config.dirty = key->dirty;
     config.free_policy = key->free_policy;
+    config.tail = key->tail;
     engine = ksm_engine_new(&config, &error);
     if (!engine) {
         error_setg(errp, "%s", error->message);
@@ -159,7 +160,7 @@ bool ksm_runner_check(const KsmRunnerKey *key, Error **errp)
 {
     const KsmRunnerKey *other = current ? &current->key : key;
     const char *property =
-        key->scope != other->scope ? "scope" :
+        key->scope != other->scope || key->tail != other->tail ? "scope" :
         g_strcmp0(key->group, other->group) ? "group" :
         g_strcmp0(key->group_socket, other->group_socket) ? "group-socket" :
         key->dirty != other->dirty ? "dirty-tracking" :

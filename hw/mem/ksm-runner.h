@@ -23,6 +23,7 @@ typedef struct KsmRunnerKey {
     const char *group, *group_socket;   /* scope=group; or NULL */
     KsmDirtySource dirty;
     KsmFreePolicy free_policy;
+    bool tail;                  /* what stands alone is the kernel's */
     IOThread *iothread;         /* NULL: the internal one */
 } KsmRunnerKey;
 

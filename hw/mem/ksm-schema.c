@@ -7,21 +7,6 @@
 #include "qemu/osdep.h"
 #include "ksm-schema.h"
 
-bool ksm_schema_is_ours(MemoryKsmScope scope)
-{
-    switch (scope) {
-    case MEMORY_KSM_SCOPE_HOST:
-        return false;
-    case MEMORY_KSM_SCOPE_ZERO:
-    case MEMORY_KSM_SCOPE_VM:
-    case MEMORY_KSM_SCOPE_GROUP:
-        return true;
-    case MEMORY_KSM_SCOPE__MAX:
-        break;
-    }
-    g_assert_not_reached();
-}
-
 KsmScope ksm_schema_scope(MemoryKsmScope scope)
 {
     switch (scope) {
@@ -29,9 +14,9 @@ KsmScope ksm_schema_scope(MemoryKsmScope scope)
         return KSM_SCOPE_ZERO;
     case MEMORY_KSM_SCOPE_VM:
         return KSM_SCOPE_VM;
+    case MEMORY_KSM_SCOPE_HOST:
     case MEMORY_KSM_SCOPE_GROUP:
         return KSM_SCOPE_GROUP;
-    case MEMORY_KSM_SCOPE_HOST:
     case MEMORY_KSM_SCOPE__MAX:
         break;
     }

@@ -12,10 +12,7 @@
 #include "qapi/qapi-types-ksm.h"
 #include "qapi/qapi-types-qom.h"
 
-/* Merged by libksm, not by the kernel's KSM. */
-bool ksm_schema_is_ours(MemoryKsmScope scope);
-
-/* @scope: has passed ksm_guest_check(), and is ours */
+/* Of RAM that libksm merges: scope=host has a group, too. */
 KsmScope ksm_schema_scope(MemoryKsmScope scope);
 
 KsmDirtySource ksm_schema_dirty(MemoryKsmDirtyTracking tracking);

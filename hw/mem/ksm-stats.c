@@ -82,7 +82,8 @@ static bool host_reasons(const KsmKernelHost *kernel,
                KSM_KERNEL_SYSFS "/run is 2); start it with "
                "'echo 1 > " KSM_KERNEL_SYSFS "/run'" :
                "ksmd does not run; start it with "
-               "'echo 1 > " KSM_KERNEL_SYSFS "/run'");
+               "'echo 1 > " KSM_KERNEL_SYSFS "/run'; better, start "
+               "ksm-poold@host before the guest");
     if (!kernel->may_start) {
         reason_add(list, MEMORY_KSM_REASON_KIND_NOT_PERMITTED,
                    "this process may not write " KSM_KERNEL_SYSFS "/run; the "
@@ -276,7 +277,8 @@ static void engine_backend_saved(const KsmGuestInfo *info,
     stats->has_page_tables = true;
     stats->page_tables = region->page_tables;
     stats->has_profit = true;
-    stats->profit = (int64_t)(stats->pages_sharing + region->zero_pages) *
+    stats->profit = (int64_t)(stats->pages_sharing + region->zero_pages +
+                              region->kernel_saved) *
                     KSM_PAGE_SIZE - stats->metadata - stats->page_tables;
     if (users) {
         stats->profit += (double)engine->group_saved * stats->pages_merged /
@@ -318,6 +320,9 @@ static void engine_backend_counts(const KsmGuestInfo *info,
     COPY(stats, region, pages_volatile);
     COPY(stats, region, zero_pages);
     COPY(stats, region, merged_runs);
+    COPY(stats, region, kernel_pages);
+    /* of the engine as a whole */
+    COPY(stats, engine, kernel_left);
     COPY(stats, region, verify_failed);
     COPY(stats, region, pinned);
     COPY(stats, region, busy);

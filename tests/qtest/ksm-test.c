@@ -76,25 +76,25 @@ static const Refusal refusals[] = {
     { "max-cpu-negative", OBJECT ",max-cpu=-1", "expects a uint64" },
     { "max-cpu-type", OBJECT ",max-cpu=all", "expects a uint64" },
     { "max-cpu", OBJECT ",max-cpu=5",
-      "property 'max-cpu' is not available in this build" },
+      "property 'max-cpu' is not available with scope=host" },
     { "scan-time-type", OBJECT ",target-scan-time=soon", "expects a uint64" },
     { "scan-time-large", OBJECT ",target-scan-time=4294967296",
       "expects uint32_t" },
     { "scan-time", OBJECT ",target-scan-time=20",
-      "property 'target-scan-time' is not available in this build" },
+      "property 'target-scan-time' is not available with scope=host" },
     { "dirty-unknown", OBJECT ",dirty-tracking=guess",
       "does not accept value 'guess'" },
     { "dirty", OBJECT ",dirty-tracking=pagemap",
-      "property 'dirty-tracking' is not available in this build" },
+      "property 'dirty-tracking' is not available with scope=host" },
     { "free-unknown", OBJECT ",free-policy=never",
       "does not accept value 'never'" },
     { "smart-scan-type", OBJECT ",smart-scan=7", "expects 'on' or 'off'" },
     { "smart-scan", OBJECT ",smart-scan=off",
-      "property 'smart-scan' is not available in this build" },
+      "property 'smart-scan' is not available with scope=host" },
     { "nodes", OBJECT ",merge-across-nodes=on",
-      "property 'merge-across-nodes' is not available in this build" },
+      "property 'merge-across-nodes' is not available with scope=host" },
     { "iothread", "-object iothread,id=io " OBJECT ",iothread=io",
-      "property 'iothread' is not available in this build" },
+      "property 'iothread' is not available with scope=host" },
     { "iothread-missing", OBJECT ",iothread=io", "'io' not found" },
     { "iothread-type", OBJECT ",iothread=pc", "not found" },
     { "run-type", OBJECT ",run=maybe", "expects 'on' or 'off'" },
@@ -211,7 +211,7 @@ static void test_qmp_bad_input(void)
     set_fails(qts, "free-policy", "\"lazy\"", "cannot change property");
     set_fails(qts, "merge-across-nodes", "true", "cannot change property");
     set_fails(qts, "max-cpu", "0", "must be 1 to 100");
-    set_fails(qts, "max-cpu", "20", "not available in this build");
+    set_fails(qts, "max-cpu", "20", "not available with scope=host");
     set_fails(qts, "target-scan-time", "20", "not available");
     set_fails(qts, "smart-scan", "false", "not available");
     set_fails(qts, "run", "1", "Invalid parameter type for 'run'");

@@ -50,6 +50,13 @@ typedef struct KsmGuestTuning {
 bool ksm_guest_check(const KsmGuestConfig *config, Error **errp);
 
 /**
+ * ksm_guest_would_be_ours: would libksm merge the RAM, and not the kernel
+ * alone?  With scope=host, that is up to a daemon (ksm-poold@host), and may be
+ * otherwise the next time.
+ */
+bool ksm_guest_would_be_ours(const KsmGuestConfig *config);
+
+/**
  * ksm_guest_new: begins to merge RAM.
  *
  * @mr: RAM, whose owner has an id and calls ksm_guest_free() when finalized
@@ -58,6 +65,11 @@ bool ksm_guest_check(const KsmGuestConfig *config, Error **errp);
  */
 KsmGuest *ksm_guest_new(MemoryRegion *mr, const KsmGuestConfig *config,
                         const KsmGuestTuning *tuning);
+
+/**
+ * ksm_guest_is_ours: does libksm merge the RAM?  See ksm_guest_would_be_ours().
+ */
+bool ksm_guest_is_ours(const KsmGuest *guest);
 
 /**
  * ksm_guest_free: the memory has been freed.

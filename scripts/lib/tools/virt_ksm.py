@@ -261,7 +261,7 @@ def check_emulator(path: str, tunables: dict[str, Any]) -> list[str]:
             f"{path} has no {BACKEND}; name one that has with --emulator "
             "(scripts/build-qemu builds it)"
         )
-    if "not available in this build" in said:
+    if "not available with scope=host" in said:
         raise Refused(f"the emulator says: {said}")
     # the domain's QEMU may have rights that this one has not, or the reverse
     return [f"the emulator, run by you, says: {said}"]

@@ -113,9 +113,9 @@ static void test_given(void)
         return;
     }
     passes(&l, 8);
-    g_assert_cmpuint(util_stats(l.e).kernel_left, ==, 2 * CHUNK);
-    g_assert_cmpuint(left_marked(&l), ==, 2);
-    g_assert_cmpuint(util_stats(l.e).reasons[KSM_REASON_NOT_WORTH], ==, ALONE);
+    g_assert(util_stats(l.e).kernel_left == 2 * CHUNK);
+    g_assert(left_marked(&l) == 2);
+    g_assert(util_stats(l.e).reasons[KSM_REASON_NOT_WORTH] == ALONE);
     left_end(&l);
 }
 
@@ -128,8 +128,8 @@ static void test_inherited(void)
         return;
     }
     passes(&l, 8);
-    g_assert_cmpuint(util_stats(l.e).kernel_left, ==, 0);
-    g_assert_cmpuint(left_marked(&l), ==, 0);
+    g_assert(util_stats(l.e).kernel_left == 0);
+    g_assert(left_marked(&l) == 0);
     left_end(&l);
 }
 
@@ -142,20 +142,20 @@ static void test_written(void)
         return;
     }
     passes(&l, 8);
-    g_assert_cmpuint(left_marked(&l), ==, 2);
+    g_assert(left_marked(&l) == 2);
     for (unsigned k = 0; k < 8; k++) {
         for (size_t i = 0; i < CHUNK_PAGES; i++) {
             mem_write(l.m, i, 8, k + i);
         }
         passes(&l, 1);
     }
-    g_assert_cmpuint(left_marked(&l), ==, 1);
-    g_assert_cmpuint(util_stats(l.e).kernel_left, ==, CHUNK);
+    g_assert(left_marked(&l) == 1);
+    g_assert(util_stats(l.e).kernel_left == CHUNK);
     for (size_t i = 0; i < CHUNK_PAGES; i += EACH) {
         mem_fill(l.m, i, 1 + i);
     }
     passes(&l, 20);
-    g_assert_cmpuint(left_marked(&l), ==, 1);
+    g_assert(left_marked(&l) == 1);
     left_end(&l);
 }
 
@@ -167,12 +167,12 @@ static void test_unmerged(void)
         return;
     }
     passes(&l, 8);
-    g_assert_cmpint(ksm_unmerge(l.r, 0, CHUNK), ==, 0);
-    g_assert_cmpuint(left_marked(&l), ==, 1);
+    g_assert(ksm_unmerge(l.r, 0, CHUNK) == 0);
+    g_assert(left_marked(&l) == 1);
     ksm_engine_set_run(l.e, false);
-    g_assert_cmpint(ksm_unmerge(l.r, 0, 2 * CHUNK), ==, 0);
-    g_assert_cmpuint(left_marked(&l), ==, 0);
-    g_assert_cmpuint(util_stats(l.e).kernel_left, ==, 0);
+    g_assert(ksm_unmerge(l.r, 0, 2 * CHUNK) == 0);
+    g_assert(left_marked(&l) == 0);
+    g_assert(util_stats(l.e).kernel_left == 0);
     left_end(&l);
 }
 
@@ -186,12 +186,12 @@ static void test_off(void)
         return;
     }
     passes(&l, 8);
-    g_assert_cmpuint(left_marked(&l), ==, 2);
+    g_assert(left_marked(&l) == 2);
     ksm_engine_set_run(l.e, false);
     while (ksm_step(l.e, 0) >= 0 && g_get_monotonic_time() < end) {
         g_usleep(1000);
     }
-    g_assert_cmpuint(left_marked(&l), ==, 0);
+    g_assert(left_marked(&l) == 0);
     left_end(&l);
 }
 
@@ -208,12 +208,12 @@ static void test_discarded(void)
     mem_fill_run(l.m, 100, run, 500000, 1);
     mem_fill_run(l.m, CHUNK_PAGES + 100, run, 500000, 1);
     passes(&l, 12);
-    g_assert_cmpuint(util_stats(l.e).pages_sharing, >=, run);
-    g_assert_cmpuint(util_stats(l.e).kernel_left, ==, 2 * CHUNK);
+    g_assert(util_stats(l.e).pages_sharing >= run);
+    g_assert(util_stats(l.e).kernel_left == 2 * CHUNK);
     was = mem_mappings(l.m);
-    g_assert_cmpint(ksm_discard(l.r, 100 * PAGE, run * PAGE), ==, 0);
+    g_assert(ksm_discard(l.r, 100 * PAGE, run * PAGE) == 0);
     mem_gone(l.m, 100, run);
-    g_assert_cmpuint(mem_mappings(l.m), <, was);
+    g_assert(mem_mappings(l.m) < was);
     left_end(&l);
 }
 
@@ -237,8 +237,8 @@ static void wait_kernel(Left *l, uint64_t least, uint64_t most)
         g_usleep(10000);
         n = util_stats(l->e).kernel_pages;
     } while ((n < least || n > most) && g_get_monotonic_time() < end);
-    g_assert_cmpuint(n, >=, least);
-    g_assert_cmpuint(n, <=, most);
+    g_assert(n >= least);
+    g_assert(n <= most);
 }
 
 static void ksmd_merges(KsmDirtySource dirty)
@@ -250,15 +250,15 @@ static void ksmd_merges(KsmDirtySource dirty)
         return;
     }
     wait_kernel(&l, ALONE, ALONE);
-    g_assert_cmpuint(left_seen(&l).merged, ==, ALONE);
+    g_assert(left_seen(&l).merged == ALONE);
     /* the kernel's own figures are read once a second */
     g_usleep(1100000);
     passes(&l, 2);
     s = util_stats(l.e);
-    g_assert_cmpuint(s.reasons[KSM_REASON_NOT_WORTH], ==, 0);
-    g_assert_cmpuint(s.reasons[KSM_REASON_PINNED], ==, 0);
-    g_assert_cmpuint(s.kernel_saved, >, 0);
-    g_assert_cmpuint(s.kernel_saved, <, ALONE);
+    g_assert(s.reasons[KSM_REASON_NOT_WORTH] == 0);
+    g_assert(s.reasons[KSM_REASON_PINNED] == 0);
+    g_assert(s.kernel_saved > 0);
+    g_assert(s.kernel_saved < ALONE);
     /* written: ours again */
     for (size_t i = 0; i < CHUNK_PAGES; i += EACH) {
         mem_write(l.m, i, 100, 7);
@@ -267,8 +267,8 @@ static void ksmd_merges(KsmDirtySource dirty)
     mem_check(l.m);
     /* given back: nothing of the kernel's is left */
     ksm_engine_set_run(l.e, false);
-    g_assert_cmpint(ksm_unmerge(l.r, 0, 2 * CHUNK), ==, 0);
-    g_assert_cmpuint(left_seen(&l).merged, ==, 0);
+    g_assert(ksm_unmerge(l.r, 0, 2 * CHUNK) == 0);
+    g_assert(left_seen(&l).merged == 0);
     left_end(&l);
 }
 
@@ -299,9 +299,9 @@ static void test_ksmd_beside(void)
     }
     passes(&l, 12);
     mem_check(l.m);
-    g_assert_cmpuint(util_stats(l.e).reasons[KSM_REASON_PINNED], ==, 0);
-    g_assert_cmpuint(util_stats(l.e).pages_sharing +
-                     util_stats(l.e).kernel_pages, >=, CHUNK_PAGES / 2);
+    g_assert(util_stats(l.e).reasons[KSM_REASON_PINNED] == 0);
+    g_assert(util_stats(l.e).pages_sharing +
+                     util_stats(l.e).kernel_pages >= CHUNK_PAGES / 2);
     left_end(&l);
 }
 
