@@ -111,9 +111,10 @@ static bool ksm_backend_check(HostMemoryBackendKsm *ksm, Error **errp)
 {
     ERRP_GUARD();
     const char *scope = MemoryKsmScope_str(ksm->config.scope);
-
+    /* scope=host has a group, too, but its name is known */
+    bool host = ksm->config.scope == MEMORY_KSM_SCOPE_HOST;
     const char *of_group = ksm->group ? "group" :
-                           ksm->group_socket ? "group-socket" :
+                           ksm->group_socket && !host ? "group-socket" :
                            ksm->group_fd ? "group-fd" : NULL;
 
     if (of_group && ksm->config.scope != MEMORY_KSM_SCOPE_GROUP) {

@@ -193,8 +193,11 @@ static bool engine_check(const KsmGuestConfig *config, Error **errp)
 /* Whatever keeps an engine away, the kernel can do it. */
 bool ksm_guest_would_be_ours(const KsmGuestConfig *config)
 {
-    return config->scope != MEMORY_KSM_SCOPE_HOST ||
-           (ksm_host_is_served() && engine_check(config, NULL));
+    if (config->scope != MEMORY_KSM_SCOPE_HOST) {
+        return true;
+    }
+    return ksm_host_is_served(config->group_socket) &&
+           engine_check(config, NULL);
 }
 
 bool ksm_guest_check(const KsmGuestConfig *config, Error **errp)

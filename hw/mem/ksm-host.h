@@ -13,8 +13,8 @@
 /* The group's name. */
 #define KSM_HOST_GROUP "host"
 
-/* Does a daemon serve it now, and lets us in? */
-bool ksm_host_is_served(void);
+/* Does a daemon serve it now, and lets us in?  @path: NULL: by default. */
+bool ksm_host_is_served(const char *path);
 
 /* False with @errp set: this kernel has no KSM. */
 bool ksm_host_check(Error **errp);

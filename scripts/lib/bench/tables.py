@@ -217,7 +217,8 @@ LAYOUTS: dict[str, list[Layout]] = {
             "scope",
             {
                 "ksmd": "ksmd alone",
-                "host": "host",
+                "host": "host, max-cpu=10",
+                "host_full": "host, max-cpu=100",
                 "group": "group, max-cpu=10",
                 "group_full": "group, max-cpu=100",
                 "ksmd_single": "ksmd, one guest",

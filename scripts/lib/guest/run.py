@@ -23,10 +23,15 @@ from host.ksm_guard import guard
 from host.poold import Poold
 
 MIB = 1 << 20
-#: "plain" is QEMU's own memory-backend-ram with the kernel's ksmd
-SCOPES = ("plain", "host", "zero", "vm", "group")
-#: Who merges: the kernel's thread, or QEMU itself
-BY_KERNEL = ("plain", "host")
+#: "plain" is QEMU's own memory-backend-ram with the kernel's ksmd, "kernel"
+#: is scope=host where no daemon serves the host's group, "host" where one does
+SCOPES = ("plain", "kernel", "host", "zero", "vm", "group")
+#: Who merges: the kernel's thread alone, or QEMU itself
+BY_KERNEL = ("plain", "kernel")
+#: ... in a pool that a daemon has
+BY_DAEMON = ("host", "group")
+#: ... and ksmd is run
+WITH_KSMD = ("plain", "kernel", "host")
 #: ksmd's speed for the demo: some 100,000 pages a second.  Smart scan skips
 #: pages that found no equal for a while; in the first minutes, the ones shown
 #: here, ksmd saves less with it.
@@ -123,9 +128,11 @@ def backend_for(
     """The backend's type and properties; nothing merges before start()."""
     if scope == "plain":
         return "memory-backend-ram", {"merge": "on"}
-    properties = {"scope": scope}
+    properties = {"scope": "host" if scope == "kernel" else scope}
     if socket is not None:
-        properties |= {"group": "demo", "group-socket": str(socket)}
+        properties["group-socket"] = str(socket)
+    if scope == "group":
+        properties["group"] = "demo"
     if scope not in BY_KERNEL:
         properties["run"] = "off"
         if max_cpu is not None:
@@ -149,7 +156,7 @@ class Run:
         self.scope = scope
         self.ksmd = ksmd or KSMD_FAST
         self.result = RunResult(scope, guests, memory_mib)
-        self.poold = Poold() if scope == "group" else None
+        self.poold = Poold() if scope in BY_DAEMON else None
         backend, properties = backend_for(
             scope, max_cpu, self.poold.socket if self.poold is not None else None
         )
@@ -177,7 +184,7 @@ class Run:
 
     def __enter__(self) -> Run:
         try:
-            if self.scope in BY_KERNEL:
+            if self.scope in WITH_KSMD:
                 reason = ksmsys.why_not_controllable()
                 if reason:
                     raise ksmsys.KsmUnavailable(reason)
@@ -238,7 +245,7 @@ class Run:
                 if ksmsys.read(name) is not None:
                     self._knobs.set(**{name: value})
             self._knobs.set(run=1)
-        else:
+        if self.scope not in BY_KERNEL:
             for guest in self.guests:
                 guest.qmp("qom-set", path="/objects/ram0", property="run", value=True)
 
@@ -311,8 +318,10 @@ class Run:
     def _merge_cpu(self, stats: list[dict[str, Any]]) -> float:
         if self.scope in BY_KERNEL:
             return ksmsys.ksmd_cpu_s(self._ksmd)
-        daemon = self.poold.cpu_s() if self.poold is not None else 0.0
-        return sum(self._engine_cpu(each) for each in stats) + daemon
+        others = self.poold.cpu_s() if self.poold is not None else 0.0
+        if self.scope in WITH_KSMD:
+            others += ksmsys.ksmd_cpu_s(self._ksmd)
+        return sum(self._engine_cpu(each) for each in stats) + others
 
     def _full_scans(self, stats: list[dict[str, Any]]) -> int:
         if self.scope in BY_KERNEL:
@@ -323,8 +332,10 @@ class Run:
         if self.scope in BY_KERNEL:
             # 64 bytes for each page ksmd keeps track of
             return sum(g.memory().ksm_rmap_items for g in self.guests) * 64
-        daemon = self.poold.memory_bytes() if self.poold is not None else 0
-        return daemon + sum(
+        others = self.poold.memory_bytes() if self.poold is not None else 0
+        if self.scope in WITH_KSMD:
+            others += sum(g.memory().ksm_rmap_items for g in self.guests) * 64
+        return others + sum(
             int(each["backends"][0].get("metadata", 0))
             + int(each["backends"][0].get("page-tables", 0))
             for each in stats
@@ -358,7 +369,7 @@ class Run:
                 if self.scope not in BY_KERNEL:
                     # a pool of the guest's own counts once, all guests' by parts
                     one.footprint += self._pool_share(guest) - usage.pooled
-                    one.shared = usage.pooled // 4096
+                    one.shared += usage.pooled // 4096
             if not guest.ready():
                 one.state = "booting"
             elif not self._began:

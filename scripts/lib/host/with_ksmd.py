@@ -22,7 +22,11 @@ def main() -> int:
         return subprocess.run(command).returncode
     with ksm_guard.guard(), ksmsys.KsmKnobs() as knobs:
         knobs.set(
-            pages_to_scan=20000, sleep_millisecs=1, smart_scan=0, use_zero_pages=0, run=1
+            pages_to_scan=20000,
+            sleep_millisecs=1,
+            smart_scan=0,
+            use_zero_pages=0,
+            run=1,
         )
         return subprocess.run(
             command, env=os.environ | {"KSM_TEST_KSMD": "1"}

@@ -51,7 +51,7 @@ class Scope(str, Enum):
 
 TITLES = {
     "plain": "plain QEMU and ksmd",
-    "host": "memory-backend-ksm, scope=host (ksmd)",
+    "host": "memory-backend-ksm, scope=host (ksm-poold, ksmd for the rest)",
     "zero": "memory-backend-ksm, scope=zero",
     "vm": "memory-backend-ksm, scope=vm",
     "group": "memory-backend-ksm, scope=group (ksm-poold)",
@@ -60,7 +60,7 @@ TITLES = {
 
 SHORT = {
     "plain": "plain + ksmd",
-    "host": "host (ksmd)",
+    "host": "host",
     "zero": "zero",
     "vm": "vm",
     "group": "group",

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Real guests with scope=host: the host's group, and ksmd for what stands alone.
+
+Without a daemon the kernel does it all: test_guest.py.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from test_scope_group import boot, kinds, pooled, wait_shared
+from test_scope_vm import churn, spec_of
+
+from guest.qemu import Guest, GuestSpec
+from host import ksmsys
+from host.ksm_guard import guard
+from host.poold import Poold
+
+pytestmark = pytest.mark.timeout(900)
+
+FAST = {"pages_to_scan": 20000, "sleep_millisecs": 10, "smart_scan": 0}
+
+
+def host_spec(daemon: Poold, name: str, seed: int) -> GuestSpec:
+    spec = spec_of("host", name=name, seed=seed)
+    spec.properties["group-socket"] = str(daemon.socket)
+    return spec
+
+
+def by_kernel(guest: Guest) -> int:
+    return int(guest.backend_stats()["kernel-pages"])
+
+
+def left(guest: Guest) -> int:
+    return int(guest.backend_stats()["kernel-left"])
+
+
+def test_ours_first_then_the_kernel(image: Path, scope_vm: str) -> None:
+    """The pool has most, ksmd gets the rest, and only that."""
+    reason = ksmsys.why_not_controllable()
+    if reason:
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        stack.enter_context(guard())
+        knobs = stack.enter_context(ksmsys.KsmKnobs())
+        knobs.set(run=0)
+        daemon = stack.enter_context(Poold())
+        guests = [
+            boot(stack, image, host_spec(daemon, f"guest{i}", i + 1)) for i in range(2)
+        ]
+        for guest in guests:
+            guest.wait_ready()
+        for guest in guests:
+            wait_shared(guest)
+            guest.wait_for("something given to ksmd", lambda g=guest: left(g) > 0, 120)
+            # as it was before: the kernel has merged nothing, nor all been given
+            assert by_kernel(guest) == 0
+            assert left(guest) < guest.spec.memory_mib << 20
+            assert guest.memory().ksm_merged == 0
+        assert guests[0].backend_stats()["group"]["name"] == "host"
+        for name, value in FAST.items():
+            if ksmsys.read(name) is not None:
+                knobs.set(**{name: value})
+        knobs.set(run=1)
+        for guest in guests:
+            guest.wait_for("merged by ksmd", lambda g=guest: by_kernel(g) > 0, 120)
+            assert "merged by ksmd" in guest.hmp("info ksm")
+            assert "pinned" not in kinds(guest)
+        for guest in guests:
+            churn(guest, 4)
+        for guest in guests:
+            assert guest.verify() == 0
+        # all of one guest's memory is its own again, the kernel's part too
+        guests[0].qmp("qom-set", path="/objects/ram0", property="run", value=False)
+        guests[0].qmp("ksm-unmerge", id="ram0")
+        assert pooled(guests[0]) == 0
+        guests[0].wait_for("nothing of ksmd's", lambda: by_kernel(guests[0]) == 0, 60)
+        assert left(guests[0]) == 0
+        for guest in guests:
+            assert guest.verify() == 0
+
+
+def test_without_daemon(image: Path, scope_vm: str, tmp_path: Path) -> None:
+    """The kernel does it all, and tunables of the engine are refused."""
+    spec = spec_of("host")
+    spec.properties = {"scope": "host", "group-socket": str(tmp_path / "none")}
+    with Guest(spec, image) as guest:
+        guest.wait_ready()
+        stats = guest.backend_stats()
+        assert "group" not in stats and "kernel-left" not in stats
