@@ -137,10 +137,13 @@ static bool is_vain(const KsmEngine *e, KsmChunk *c)
 
 void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
 {
+    bool may;
+
     if (!e->cfg.tail || !region_stays_home(r)) {
         return;
     }
     kernel_ask(&e->tail);
+    may = !e->tail.refused && !region_inhibited(r);
     for (; chunk < end; chunk++) {
         KsmChunk *c = &r->chunk[chunk];
 
@@ -152,7 +155,7 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
             c->tail_wait = MAX(c->tail_wait, QUIET_PASSES);
         } else if (c->tail_wait) {
             c->tail_wait--;
-        } else if (!e->tail.refused) {
+        } else if (may) {
             chunk_give(e, r, chunk);
         }
     }
