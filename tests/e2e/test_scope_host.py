@@ -53,6 +53,8 @@ def test_ours_first_then_the_kernel(image: Path, scope_vm: str) -> None:
         for guest in guests:
             guest.wait_ready()
         for guest in guests:
+            guest.command("alloc 24 alone")
+        for guest in guests:
             wait_shared(guest)
             guest.wait_for("something given to ksmd", lambda g=guest: left(g) > 0, 120)
             # as it was before: the kernel has merged nothing, nor all been given

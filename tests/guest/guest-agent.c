@@ -14,7 +14,9 @@
  * It reports on the second serial port, one JSON object per line, and takes
  * one command per line there:
  *
- *   alloc MIB [random|zero|pattern]   take memory, fill and keep it
+ *   alloc MIB [random|zero|pattern|alone]
+ *                                     take memory, fill and keep it; alone: one
+ *                                     page in eight is the same in all guests
  *   free MIB                          give that much of it back
  *   drop                              drop the page cache
  *   read MIB                          read that much of the files again
@@ -82,7 +84,10 @@ typedef enum {
     KIND_RANDOM,
     KIND_ZERO,
     KIND_PATTERN,
+    KIND_ALONE,
 } Kind;
+
+#define ALONE_EACH 8
 
 typedef struct {
     char *path;
@@ -152,9 +157,10 @@ static uint64_t checksum(uint64_t sum, const void *data, size_t len)
 }
 
 /* The content of a random page, from its place and its generation. */
-static uint64_t page_start(size_t piece, size_t page, uint32_t generation)
+static uint64_t page_start(uint64_t seed, size_t piece, size_t page,
+                           uint32_t generation)
 {
-    uint64_t x = g.seed * 0x9e3779b97f4a7c15ull;
+    uint64_t x = seed * 0x9e3779b97f4a7c15ull;
 
     x ^= (uint64_t)piece << 40 ^ (uint64_t)page << 24 ^ generation;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
@@ -257,6 +263,15 @@ static void open_port(void)
 
 /* --- memory of its own ------------------------------------------------- */
 
+/* Alone: some are the same in every guest. */
+static uint64_t piece_start(size_t piece, size_t page)
+{
+    const Piece *p = g.pieces[piece];
+    bool same = p->kind == KIND_ALONE && page % ALONE_EACH == 0;
+
+    return page_start(same ? 0 : g.seed, piece, page, p->generation[page]);
+}
+
 static void page_write(size_t piece, size_t page)
 {
     Piece *p = g.pieces[piece];
@@ -271,8 +286,9 @@ static void page_write(size_t piece, size_t page)
         memset(words, 0xcc, PAGE);
         break;
     case KIND_RANDOM:
+    case KIND_ALONE:
         p->generation[page]++;
-        x = page_start(piece, page, p->generation[page]);
+        x = piece_start(piece, page);
         for (size_t i = 0; i < WORDS; i++) {
             words[i] = x;
             x = next_word(x);
@@ -289,8 +305,8 @@ static void page_verify(size_t piece, size_t page)
 
     if (p->kind == KIND_PATTERN) {
         x = 0xccccccccccccccccull;
-    } else if (p->kind == KIND_RANDOM) {
-        x = page_start(piece, page, p->generation[page]);
+    } else if (p->kind != KIND_ZERO) {
+        x = piece_start(piece, page);
     }
     for (size_t i = 0; i < WORDS; i++) {
         if (words[i] != x) {
@@ -300,7 +316,7 @@ static void page_verify(size_t piece, size_t page)
             page_write(piece, page);
             break;
         }
-        if (p->kind == KIND_RANDOM) {
+        if (p->kind == KIND_RANDOM || p->kind == KIND_ALONE) {
             x = next_word(x);
         }
     }
@@ -549,7 +565,7 @@ static void disk_rewrite(int fd, uint64_t mibs)
 
     arena.random = next_word(arena.random);
     mib = (arena.random >> 8) % mibs;
-    x = page_start(0xd15c, mib % 8, mib);
+    x = page_start(g.seed, 0xd15c, mib % 8, mib);
     for (size_t i = 0; i < MIB / sizeof(x); i++, x = next_word(x)) {
         words[i] = x;
     }
@@ -561,7 +577,7 @@ static void disk_rewrite(int fd, uint64_t mibs)
     if (!disk_read(fd, "/dev/vdc", arena.other, mib * MIB)) {
         return;
     }
-    x = page_start(0xd15c, mib % 8, mib);
+    x = page_start(g.seed, 0xd15c, mib % 8, mib);
     for (size_t i = 0; i < MIB / sizeof(x); i++, x = next_word(x)) {
         if (words[i] != x) {
             wrong("/dev/vdc: word %zu of MiB %llu: 0x%llx, not 0x%llx", i,
@@ -725,7 +741,7 @@ static void rewrite(unsigned seconds)
 {
     uint64_t end = now_ms() + seconds * 1000ull, last = now_ms();
 
-    for (uint64_t x = page_start(0, 0, last); g.n_pieces; x = next_word(x)) {
+    for (uint64_t x = page_start(g.seed, 0, 0, last); g.n_pieces; x = next_word(x)) {
         size_t piece = x % g.n_pieces, page = (x >> 32) % PAGES_PER_MIB;
         uint64_t now = now_ms();
 
@@ -797,6 +813,8 @@ static void command_alloc(const char *line)
         k = KIND_ZERO;
     } else if (!strcmp(kind, "pattern")) {
         k = KIND_PATTERN;
+    } else if (!strcmp(kind, "alone")) {
+        k = KIND_ALONE;
     }
     for (unsigned i = 0; i < mib; i++) {
         if (!piece_add(k)) {

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "base/prim.h"
@@ -15,7 +16,8 @@
 #define QUIET_PASSES    2u      /* before it is given */
 #define LOUD_PASSES     4u      /* before it is taken away ... */
 #define REST_PASSES     100u    /* ... and then */
-#define VAIN_SCANS      3u      /* begun: of them two were whole */
+#define VAIN_SCANS      3u      /* begun: of them two were whole ... */
+#define VAIN_PASSES     8u      /* ... and so many of ours */
 #define LOOK_NS         UINT64_C(1000000000)
 #define VMAS_SOME       1024u   /* left for others when we make mappings */
 
@@ -42,6 +44,38 @@ static void kernel_ask(KsmTail *t)
     shared = knob(KNOBS "pages_shared");
     sharing = knob(KNOBS "pages_sharing");
     t->saves = sharing ? (double)sharing / (shared + sharing) : 0;
+}
+
+static bool is_merged(uint64_t entry, uint8_t kind)
+{
+    return (kind & PM_PRESENT) && !(kind & (PM_ZEROPFN | PM_HUGE)) &&
+           (entry >> ENTRY_PRESENT & 1) && !(entry >> ENTRY_FILE & 1) &&
+           !(entry >> ENTRY_EXCLUSIVE & 1);
+}
+
+/* Pages of the chunk that the kernel has merged; 0: its page tables say so. */
+static int chunk_read(KsmEngine *e, KsmRegion *r, size_t chunk, bool *merged)
+{
+    char *addr = page_addr(r, chunk * CHUNK_PAGES);
+    uint64_t entry[CHUNK_PAGES];
+    uint8_t kinds[CHUNK_PAGES];
+    int ret = kinds_ask(&e->kinds, addr, CHUNK_PAGES, KINDS_FAST, kinds);
+
+    ret = ret < 0 ? ret : kinds_read(&e->kinds, addr, CHUNK_PAGES, entry);
+    for (unsigned i = 0; i < CHUNK_PAGES && ret == 0; i++) {
+        merged[i] = is_merged(entry[i], kinds[i]) &&
+                    page_state(r, chunk * CHUNK_PAGES + i) != PAGE_OUTSIDE;
+    }
+    return ret;
+}
+
+/* In doubt it has. */
+static bool chunk_has_merged(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    bool merged[CHUNK_PAGES];
+
+    return chunk_read(e, r, chunk, merged) < 0 ||
+           memchr(merged, true, sizeof(merged));
 }
 
 /* All of the chunk that is plain memory; 0 or -errno of the first refusal. */
@@ -90,7 +124,7 @@ static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
     vmas_made(&e->vmas, 2);
     /* what is mapped anew from now on is given, too */
     c->flags |= CHUNK_TAIL;
-    c->tail_wait = 0;
+    c->tail_wait = c->tail_vain = 0;
     c->tail_scan = e->tail.scans;
     e->tail.chunks++;
     ret = chunk_advise(r, chunk, MADV_MERGEABLE);
@@ -123,16 +157,23 @@ static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
            !(c->flags & (soon | CHUNK_QUEUED | CHUNK_PARKED | CHUNK_RIPENING));
 }
 
-/* It costs ksmd more than it brings, and nothing is lost.  Once a pass. */
-static bool is_vain(const KsmEngine *e, KsmChunk *c)
+/*
+ * It costs ksmd more than it brings, as far as the books know.  Once a pass.
+ * Not counted by scans alone: where it has little to do it makes thousands.
+ */
+static bool seems_vain(const KsmEngine *e, KsmChunk *c)
 {
+    uint8_t scans = e->tail.scans - c->tail_scan;
+
     if (c->kernel) {
         c->tail_scan = e->tail.scans;
+        c->tail_vain = 0;
     }
     /* what was put back looks written for a pass, too */
     c->tail_wait = c->kernel || is_quiet(c) ? 0 : c->tail_wait + 1;
+    c->tail_vain = MIN(c->tail_vain + 1, VAIN_PASSES);
     return c->tail_wait >= LOUD_PASSES ||
-           (uint8_t)(e->tail.scans - c->tail_scan) >= VAIN_SCANS;
+           (scans >= VAIN_SCANS && c->tail_vain == VAIN_PASSES);
 }
 
 void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
@@ -148,7 +189,8 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
         KsmChunk *c = &r->chunk[chunk];
 
         if (c->flags & CHUNK_TAIL) {
-            if (is_vain(e, c)) {
+            /* the books may be old: page tables are asked each CHECK_PASSES */
+            if (seems_vain(e, c) && !chunk_has_merged(e, r, chunk)) {
                 chunk_take(e, r, chunk, e->tail.eager ? 1 : REST_PASSES);
             }
         } else if (!is_left(e, r, c)) {
@@ -166,13 +208,6 @@ void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk)
     if ((r->chunk[chunk].flags & CHUNK_TAIL) && !r->chunk[chunk].kernel) {
         chunk_take(e, r, chunk, QUIET_PASSES);
     }
-}
-
-static bool is_merged(uint64_t entry, uint8_t kind)
-{
-    return (kind & PM_PRESENT) && !(kind & (PM_ZEROPFN | PM_HUGE)) &&
-           (entry >> ENTRY_PRESENT & 1) && !(entry >> ENTRY_FILE & 1) &&
-           !(entry >> ENTRY_EXCLUSIVE & 1);
 }
 
 static void page_look(KsmEngine *e, KsmRegion *r, size_t page, bool merged)
@@ -201,17 +236,16 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, bool merged)
 void tail_look(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
-    size_t first = chunk * CHUNK_PAGES;
-    uint64_t entry[CHUNK_PAGES];
+    bool merged[CHUNK_PAGES];
 
     if (!(c->flags & CHUNK_TAIL) && !c->kernel) {
         return;
     }
-    if (kinds_read(&e->kinds, page_addr(r, first), CHUNK_PAGES, entry) < 0) {
+    if (chunk_read(e, r, chunk, merged) < 0) {
         return;
     }
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        page_look(e, r, first + i, is_merged(entry[i], e->scan.kinds[i]));
+        page_look(e, r, chunk * CHUNK_PAGES + i, merged[i]);
     }
 }
 

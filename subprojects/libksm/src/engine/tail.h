@@ -31,7 +31,7 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end);
 /* The same for one whose region rests: nothing is given. */
 void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk);
 
-/* Finds what the kernel merged in the chunk; e->scan.kinds is known. */
+/* Finds what the kernel merged in the chunk, if it was given any of it. */
 void tail_look(KsmEngine *e, KsmRegion *r, size_t chunk);
 
 /*

@@ -99,6 +99,7 @@ typedef struct KsmChunk {
     uint8_t restored;   /* log2 of the looks until more may be */
     uint8_t tail_wait;  /* passes until it may be left to the kernel */
     uint8_t tail_scan;  /* low bits of the kernel's scans when it was */
+    uint8_t tail_vain;  /* passes in which it merged nothing there */
 } KsmChunk;
 
 struct KsmRegion {
