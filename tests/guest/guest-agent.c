@@ -741,7 +741,8 @@ static void rewrite(unsigned seconds)
 {
     uint64_t end = now_ms() + seconds * 1000ull, last = now_ms();
 
-    for (uint64_t x = page_start(g.seed, 0, 0, last); g.n_pieces; x = next_word(x)) {
+    for (uint64_t x = page_start(g.seed, 0, 0, last); g.n_pieces;
+         x = next_word(x)) {
         size_t piece = x % g.n_pieces, page = (x >> 32) % PAGES_PER_MIB;
         uint64_t now = now_ms();
 
