@@ -2,7 +2,7 @@
 """Runs a program of this directory: launch.py tools.check ARGUMENT...
 
 Python puts the directory of this file first in its path: so the packages host,
-guest, bench and tools find each other.  Each imports itself and those before
+top, guest, bench and tools find each other.  Each imports itself and those before
 it (tools/floors.py).  For all programs, a Failure becomes message and exit
 code here.
 """

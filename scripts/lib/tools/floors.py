@@ -21,7 +21,7 @@ from host.exits import Failure
 from host.paths import TOP
 
 #: The lowest first; launch.py is above all.
-FLOORS = ("host", "guest", "bench", "tools")
+FLOORS = ("host", "top", "guest", "bench", "tools")
 C_FLOORS = ("base", "memory", "share", "watch", "merge", "engine")
 
 #: Of libksm's tests: those of no one room, and what tests are made with.

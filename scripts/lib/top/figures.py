@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""From query-ksm-stats, and what the kernel says, to a guest's figures.
+
+Raises KeyError, TypeError, ValueError or AttributeError where an answer is not
+as qapi/ksm.json has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from top.model import PAGE, Group, Guest, Kernel, Reason, Stall, add
+from top.procfs import KsmStat
+
+#: What is to be seen first, of a guest with several objects.
+STATES = ("inhibited", "active", "idle", "off")
+
+
+def pages(backends: list[dict[str, Any]], name: str) -> int | None:
+    """Bytes of them all; None if none has it."""
+    found = [int(each[name]) for each in backends if name in each]
+    return sum(found) * PAGE if found else None
+
+
+def plain_bytes(backends: list[dict[str, Any]], name: str) -> int | None:
+    found = [int(each[name]) for each in backends if name in each]
+    return sum(found) if found else None
+
+
+def reason(given: dict[str, Any]) -> Reason:
+    size = int(given["pages"]) * PAGE if "pages" in given else None
+    return Reason(str(given["kind"]), str(given["text"]), size)
+
+
+def fill_state(guest: Guest, backends: list[dict[str, Any]]) -> None:
+    """The first state of STATES that one is in, with the reasons of those that
+    are in it first."""
+    states = [str(each["state"]) for each in backends]
+    guest.state = next(state for state in STATES if state in states)
+    ordered = sorted(backends, key=lambda each: bool(each["state"] != guest.state))
+    merged: dict[str, Reason] = {}
+    for each in ordered:
+        for given in map(reason, each["reasons"]):
+            known = merged.setdefault(given.kind, given)
+            if known is not given and given.bytes is not None:
+                known.bytes = (known.bytes or 0) + given.bytes
+    guest.reasons = list(merged.values())
+    guest.scope = str(backends[0]["scope"])
+
+
+def fill_engine(guest: Guest, backends: list[dict[str, Any]]) -> None:
+    """One engine merges all objects of a guest: what is the engine's is taken
+    once, from the first that has it."""
+    engine = next((each for each in backends if "scan-time" in each), None)
+    if engine is None:
+        return
+    guest.saved.own = add_bytes(
+        pages(backends, "pages-sharing"), pages(backends, "zero-pages")
+    )
+    names = ("scan-time", "merge-time", "log-time")
+    guest.cost.cpu_seconds = sum(int(engine.get(name, 0)) for name in names) / 1e9
+    guest.cost.metadata = plain_bytes(backends, "metadata")
+    guest.cost.page_tables = plain_bytes(backends, "page-tables")
+    guest.profit = plain_bytes(backends, "profit")
+    if "stall" in engine:
+        stall = engine["stall"]
+        times = (int(stall[name]) / 1e9 for name in ("p50", "p99", "max"))
+        guest.stall = Stall(int(stall["count"]), *times)
+
+
+def fill_group(guest: Guest, backends: list[dict[str, Any]]) -> None:
+    group = next((each["group"] for each in backends if "group" in each), None)
+    if group is None:
+        return
+    guest.group = Group(
+        name=str(group["name"]),
+        connected=bool(group["connected"]),
+        members=group.get("members"),
+        pool=group.get("pool-bytes"),
+        limit=group.get("pool-limit"),
+    )
+    guest.saved.group = int(group["saved"]) * PAGE if "saved" in group else 0
+
+
+def fill_kernel(guest: Guest, stat: KsmStat | None, kernel: Kernel) -> None:
+    """The last to be filled in.
+
+    Merged pages of a process are those kept and those saved: of all such pages
+    of the host it is known how many are which.
+    """
+    if stat is not None:
+        add_kernel(guest, stat, kernel)
+    guest.saved.sum_up()
+
+
+def add_kernel(guest: Guest, stat: KsmStat, kernel: Kernel) -> None:
+    part = 1.0
+    if kernel.saved is not None and kernel.shared:
+        part = kernel.saved / (kernel.saved + kernel.shared)
+    guest.saved.kernel = int(stat.merged * part + 0.5) * PAGE + stat.zero * PAGE
+    guest.cost.metadata = add_bytes(guest.cost.metadata, stat.metadata)
+    guest.profit = add_bytes(guest.profit, guest.saved.kernel, -(stat.metadata or 0))
+
+
+def add_bytes(*values: int | None) -> int | None:
+    found = add(*values)
+    return None if found is None else int(found)
+
+
+def process_stat(given: dict[str, Any]) -> KsmStat | None:
+    """The member 'process', for who may not read /proc/PID/ksm_stat."""
+    if "pages-merged" not in given:
+        return None
+    merged, zero = int(given["pages-merged"]), int(given.get("zero-pages", 0))
+    metadata = None
+    if "profit" in given:
+        metadata = (merged + zero) * PAGE - int(given["profit"])
+    return KsmStat(merged, zero, metadata)
+
+
+def fill(guest: Guest, stats: dict[str, Any] | None) -> KsmStat | None:
+    """All that QEMU knows; returns what it knows of the kernel's part."""
+    backends = stats["backends"] if stats else []
+    if not stats or not backends:
+        guest.state = "plain"
+        return process_stat(stats["process"]) if stats else None
+    fill_state(guest, backends)
+    guest.size = plain_bytes(backends, "size")
+    resident = plain_bytes(backends, "resident")
+    guest.resident = guest.resident if resident is None else resident
+    fill_engine(guest, backends)
+    fill_group(guest, backends)
+    return process_stat(stats["process"])

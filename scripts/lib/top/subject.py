@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A guest that is to be asked, by one of the ways to ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from top import figures, procfs, qmp
+from top.commandline import CommandLine
+from top.domains import Domain
+from top.model import Guest, Kernel
+from top.procfs import Process
+
+GIVEN = "its QMP socket is libvirt's or another program's own"
+#: What an answer that is not as it should be makes of figures.py.
+ODD = (KeyError, TypeError, ValueError, AttributeError, StopIteration)
+
+
+@dataclass(eq=False)
+class Subject:
+    #: None: it is not known, or on another host
+    process: Process | None = None
+    line: CommandLine = field(default_factory=CommandLine)
+    domain: Domain | None = None
+    #: paths, as we can use them; first those that nobody uses
+    sockets: list[str] = field(default_factory=list)
+    #: all of them have a client
+    busy: bool = False
+
+    @property
+    def key(self) -> Hashable:
+        if self.domain:
+            return "domain", self.domain.uuid
+        if self.process:
+            return "process", self.process.pid, self.process.started
+        return "socket", *self.sockets
+
+    def name(self) -> str:
+        if self.domain:
+            return self.domain.name
+        if self.line.name:
+            return self.line.name
+        if self.process:
+            return f"pid {self.process.pid}"
+        return self.sockets[0] if self.sockets else "?"
+
+    def guest(self) -> Guest:
+        """As it is without an answer."""
+        guest = Guest(self.name())
+        if self.process:
+            guest.pid = self.process.pid
+            guest.resident = self.process.resident
+        guest.unanswered("silent")
+        return guest
+
+    def _questions(self, guest: Guest, seconds: float) -> Any:
+        """query-ksm-stats, or None if QEMU does not have it."""
+        if self.process and self.process.state in "Tt":
+            raise qmp.NoAnswer("stopped")
+        if self.domain:
+            guest.source = "libvirt"
+            return self.domain.ask("query-ksm-stats")
+        if self.busy:
+            raise qmp.NoAnswer("busy")
+        if not self.sockets:
+            raise qmp.NoAnswer("unseen", GIVEN if self.line.given else "")
+        guest.source = "qmp"
+        commands = ("query-name", "query-ksm-stats")
+        (named, stats), pid = qmp.ask(self.sockets[0], commands, seconds)
+        if self.process is None:
+            self._found(guest, pid, named)
+        return stats
+
+    def _found(self, guest: Guest, pid: int, named: Any) -> None:
+        """Of a socket that was named it is known only now whose it is."""
+        if any(procfs.QEMU.match(name) for name in procfs.named(pid)):
+            self.process = procfs.process(pid)
+        if self.process:
+            guest.pid, guest.resident = pid, self.process.resident
+        if named and "name" in named:
+            guest.name = str(named["name"])
+
+    def ask(self, kernel: Kernel, seconds: float) -> Guest:
+        guest = self.guest()
+        stat = None
+        try:
+            stat = figures.fill(guest, self._questions(guest, seconds))
+            if guest.answered:
+                guest.reasons = [] if guest.state == "plain" else guest.reasons
+        except qmp.NoAnswer as why:
+            guest.unanswered(why.state, why.text)
+        except ODD:
+            # what was filled in may be wrong, too
+            guest = self.guest()
+            guest.unanswered("garbled")
+        if stat is None and guest.pid is not None:
+            stat = procfs.ksm(guest.pid)
+        figures.fill_kernel(guest, stat, kernel)
+        return guest

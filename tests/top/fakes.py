@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""QMP servers that misbehave, and what a good one says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+GREETING = {"QMP": {"version": {}, "capabilities": ["oob"]}}
+
+REASONS = [
+    {"kind": "volatile", "text": "is written too often", "pages": 10},
+    {"kind": "vma-limit", "text": "no more mappings", "pages": 256},
+]
+
+#: Of a guest with scope=group; every number is told from every other.
+BACKEND = {
+    "id": "ram0",
+    "scope": "group",
+    "state": "active",
+    "reasons": REASONS,
+    "size": 536870912,
+    "resident": 400_000_000,
+    "used": 399_000_000,
+    "lazy-free": 1_000_000,
+    "pages-merged": 5000,
+    "pages-shared": 3000,
+    "pages-sharing": 2000,
+    "zero-pages": 700,
+    "metadata": 2_100_000,
+    "page-tables": 310_000,
+    "profit": 20_000_000,
+    "scan-time": 1_500_000_000,
+    "merge-time": 250_000_000,
+    "log-time": 50_000_000,
+    "stall": {"count": 321, "p50": 40_000, "p99": 870_000, "max": 2_400_000},
+    "group": {
+        "name": "tenant",
+        "connected": True,
+        "generation": 7,
+        "members": 2,
+        "pool-bytes": 13_000_000,
+        "pool-limit": 1 << 30,
+        "held": 2900,
+        "share": 1600,
+        "saved": 1300,
+    },
+}
+
+
+def stats(
+    *backends: dict[str, Any], process: dict[str, int] | None = None
+) -> dict[str, Any]:
+    nothing = {"rmap-items": 0, "pages-merged": 0, "zero-pages": 0, "profit": 0}
+    host = {"state": "inhibited", "reasons": []}
+    return {
+        "host": host,
+        "process": nothing if process is None else process,
+        "backends": list(backends),
+    }
+
+
+Serve = Callable[[socket.socket], None]
+
+
+@contextmanager
+def server(path: Path, serve: Serve, clients: int = 8) -> Iterator[str]:
+    """Calls serve() for one client after the other, as QMP does."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(1)
+
+    def run() -> None:
+        for _ in range(clients):
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                try:
+                    serve(connection)
+                except OSError:
+                    pass
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        yield str(path)
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def good(answers: dict[str, Any], *, pretty: bool = False, pause: float = 0) -> Serve:
+    """Answers what it knows; an event comes before each answer."""
+
+    def serve(connection: socket.socket) -> None:
+        def say(message: dict[str, Any]) -> None:
+            text = json.dumps(message, indent=4 if pretty else None)
+            data = text.encode() + b"\r\n"
+            if not pause:
+                connection.sendall(data)
+                return
+            # in pieces, none of them whole
+            for at in range(0, len(data), 100):
+                connection.sendall(data[at : at + 100])
+                time.sleep(pause)
+
+        say(GREETING)
+        for line in connection.makefile():
+            name = json.loads(line)["execute"]
+            say({"event": "RTC_CHANGE", "data": {}, "timestamp": {"seconds": 1}})
+            if name == "qmp_capabilities":
+                say({"return": {}})
+            elif name in answers:
+                say({"return": answers[name]})
+            else:
+                error = {"class": "CommandNotFound", "desc": f"no {name}"}
+                say({"error": error})
+
+    return serve
