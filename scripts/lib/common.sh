@@ -156,6 +156,29 @@ fetch_source() {
     printf '%s\n' "$dir"
 }
 
+# fetch_unpacked PACKAGE RELEASE: unpacks a Debian package, without those it
+# depends on, and prints the directory.  For programs whose packages would start
+# services.  Fetched once.
+fetch_unpacked() {
+    local package=$1 release=$2 dir=$cache/unpacked/$1-$2
+    mkdir -p "${dir%/*}"
+    (
+        flock 9
+        [ -e "$dir/.complete" ] && exit 0
+        private_apt "${PRIVATE_RELEASES[@]}"
+        say "fetching the package $package ($release)"
+        rm -rf "$dir"
+        mkdir "$dir"
+        cd "$dir"
+        apt-get "${PRIVATE_APT[@]}" download "$package/$release" \
+            >fetch.log 2>&1 </dev/null || { cat fetch.log >&2; exit 1; }
+        dpkg-deb -x "$package"_*.deb .
+        rm "$package"_*.deb
+        touch .complete
+    ) 9>"$cache/unpacked.lock" >&2 || lacking "no package $package of $release"
+    printf '%s\n' "$dir"
+}
+
 # use_ccache: compilers go through ccache, shared by all checkouts.
 use_ccache() {
     need_apt ccache

@@ -70,7 +70,7 @@ Serve = Callable[[socket.socket], None]
 
 
 @contextmanager
-def server(path: Path, serve: Serve, clients: int = 8) -> Iterator[str]:
+def server(path: Path | str, serve: Serve, clients: int = 8) -> Iterator[str]:
     """Calls serve() for one client after the other, as QMP does."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))

@@ -263,7 +263,7 @@ def checkpatch_path(step: Step) -> Path:
 def without_licence() -> list[str]:
     """Files that should have an SPDX line and do not."""
     exempt = re.compile(
-        r"(^LICENSE$|\.(png|rst|md|json|xml|toml|txt|rng|css|err|args)$|\.gitignore$|^\.ci/)"
+        r"(^LICENSE$|\.(png|svg|rst|md|json|xml|toml|txt|rng|css|err|args)$|\.gitignore$|^\.ci/)"
     )
     missing = []
     for name in tracked():
@@ -302,6 +302,10 @@ def step_style(step: Step) -> Result:
 
 def step_graft(step: Step) -> Result:
     return step.pytest("graft", "tests/graft")
+
+
+def step_top(step: Step) -> Result:
+    return step.pytest("top", "tests/top")
 
 
 def libksm_build(step: Step, name: str, *options: str) -> Path | Result:
@@ -402,6 +406,7 @@ def step_kernels_quick(step: Step) -> Result:
 STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
     "style": (step_style, "ruff, mypy, shellcheck, licence lines, checkpatch.pl"),
     "graft": (step_graft, "scripts/graft and its tables"),
+    "top": (step_top, "ksm-top beside guests that hang; metrics, alerts, dashboard"),
     "unit": (step_unit, "libksm: unit, fault injection, property, system tests"),
     "asan": (step_asan, "libksm under address and undefined-behaviour sanitizers"),
     "tsan": (step_tsan, "libksm under the thread sanitizer"),

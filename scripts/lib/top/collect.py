@@ -48,6 +48,7 @@ class Host:
         self._kernel = KernelReader()
         self._lines: dict[tuple[int, int], CommandLine] = {}
         self._libvirts = {uri: Libvirt(uri) for uri in sources.uris}
+        self._silent: set[Hashable] = set()
         #: CPU time of each, when it was last seen
         self._cpu: dict[Hashable, tuple[float, float]] = {}
 
@@ -94,7 +95,10 @@ class Host:
 
     def _by_process(self, process: Process, sockets: UnixSockets) -> Subject:
         line = self._lines.get((process.pid, process.started), CommandLine())
-        free = [path for path in line.sockets if not is_used(path, sockets)]
+        free = line.sockets
+        # one that keeps us waiting may still have a connection that we gave up
+        if (process.pid, process.started) not in self._silent:
+            free = [path for path in free if not is_used(path, sockets)]
         reached = [procfs.reach(process.pid, path) for path in free]
         return Subject(process, line, None, reached, bool(line.sockets and not free))
 
@@ -108,14 +112,14 @@ class Host:
         if not self.sources.scan:
             subjects = []
         for domain in self._domains(subjects):
-            known = by_uuid.get(domain.uuid, Subject())
+            known = by_uuid.get(domain.uuid) or Subject(domain=domain)
             known.domain = domain
             if not any(known is each for each in subjects):
                 subjects.append(known)
         named = {path for each in subjects for path in map(real, each.line.sockets)}
         for path in self.sources.sockets:
             if real(path) not in named:
-                busy = is_used(path, sockets)
+                busy = (path,) not in self._silent and is_used(path, sockets)
                 subjects.append(Subject(sockets=[path], busy=busy))
         return subjects
 
@@ -166,6 +170,11 @@ class Host:
         }
         answers = self._crew.run(guest_jobs | pool_jobs, limit + SLACK)
         guests = [self._guest(each, answers.get(each.key)) for each in subjects]
+        self._silent = {
+            subject.key
+            for subject, guest in zip(subjects, guests, strict=True)
+            if guest.state == "silent"
+        }
         found = [
             self._pool(path, there, answers.get(("pool", path)))
             for path, there in pools.items()

@@ -29,13 +29,16 @@ class Subject:
     #: all of them have a client
     busy: bool = False
 
-    @property
-    def key(self) -> Hashable:
-        if self.domain:
-            return "domain", self.domain.uuid
+    #: who it is, from one look to the next
+    key: Hashable = None
+
+    def __post_init__(self) -> None:
         if self.process:
-            return "process", self.process.pid, self.process.started
-        return "socket", *self.sockets
+            self.key = self.process.pid, self.process.started
+        elif self.domain:
+            self.key = self.domain.uuid
+        else:
+            self.key = tuple(self.sockets)
 
     def name(self) -> str:
         if self.domain:
