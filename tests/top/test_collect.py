@@ -193,8 +193,17 @@ def test_nothing_to_reach(start: Start, host: Host) -> None:
     process = start(one, "none", *chardev, path="-")
     guest = find(host, one)
     assert (guest.state, guest.source, guest.pid) == ("unseen", "proc", process.pid)
-    assert "libvirt's or another program's" in guest.reasons[0].text
+    assert "another program" in guest.reasons[0].text
     assert guest.resident and guest.saved.kernel == 0
+
+
+def test_libvirts_own(start: Start, host: Host) -> None:
+    """Not asked through libvirt unless we are told to."""
+    one = name()
+    chardev = ("-chardev", "socket,id=m,fd=5,server=on", "-mon", "m,mode=control")
+    start(one, "none", "-uuid", str(uuid.uuid4()), *chardev, path="-")
+    guest = find(host, one)
+    assert guest.state == "unseen" and "--libvirt" in guest.reasons[0].text
 
 
 def test_capability_probe(start: Start, host: Host) -> None:

@@ -32,13 +32,19 @@ def parse() -> argparse.Namespace:
     )
     where = parser.add_argument_group("where guests are found")
     where.add_argument(
+        "--libvirt",
+        dest="connect",
+        action="append_const",
+        const=None,
+        default=[],
+        help="also the domains of this host's libvirt, which marks them as tainted",
+    )
+    where.add_argument(
         "-c",
         "--connect",
         metavar="URI",
         action="append",
-        default=[],
-        help="also the domains of this libvirt (default: of this host's, if a "
-        "guest is libvirt's)",
+        help="also those of another libvirt",
     )
     where.add_argument(
         "--qmp",
@@ -57,7 +63,7 @@ def parse() -> argparse.Namespace:
     where.add_argument(
         "--no-scan",
         action="store_true",
-        help="only what --connect, --qmp and --pool name, not all QEMUs of /proc",
+        help="only what --libvirt, --connect, --qmp and --pool name, not all QEMUs of /proc",
     )
     where.add_argument(
         "--limit",

@@ -6,12 +6,11 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from host.exits import Lacking
 from top import commandline, model, pool, procfs
 from top.commandline import POOLS, CommandLine
 from top.crew import Crew
@@ -32,7 +31,8 @@ class Sources:
     #: QEMU's processes, and what they name
     scan: bool = True
     sockets: list[str] = field(default_factory=list)
-    #: of libvirt; None: its default
+    #: of libvirts; None: the default one.  Never without being told: libvirt
+    #: marks a domain as tainted when somebody uses its monitor
     uris: list[str | None] = field(default_factory=list)
     pools: list[str] = field(default_factory=list)
     #: seconds that a guest, or a daemon, has to answer
@@ -69,17 +69,7 @@ class Host:
             if words:
                 self._lines[key] = commandline.parse(words)
 
-    def _domains(self, subjects: Iterable[Subject]) -> list[Domain]:
-        """Without a URI: libvirt's default, if a guest looks like one of its."""
-        if (
-            not self.sources.uris
-            and not self._libvirts
-            and any(s.line.uuid and (s.line.given or s.busy) for s in subjects)
-        ):
-            try:
-                self._libvirts[None] = Libvirt(None)
-            except Lacking as lacking:
-                self.notes.append(str(lacking))
+    def _domains(self) -> list[Domain]:
         jobs: dict[Hashable, Callable[[], list[Domain] | str]] = {
             ("libvirt", uri): each.domains for uri, each in self._libvirts.items()
         }
@@ -111,7 +101,7 @@ class Host:
         by_uuid = {each.line.uuid: each for each in subjects if each.line.uuid}
         if not self.sources.scan:
             subjects = []
-        for domain in self._domains(subjects):
+        for domain in self._domains():
             known = by_uuid.get(domain.uuid) or Subject(domain=domain)
             known.domain = domain
             if not any(known is each for each in subjects):

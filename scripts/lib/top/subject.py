@@ -13,7 +13,9 @@ from top.domains import Domain
 from top.model import Guest, Kernel
 from top.procfs import Process
 
-GIVEN = "its QMP socket is libvirt's or another program's own"
+#: Of one that libvirt made (it has an uuid), and of another.
+LIBVIRTS = "libvirt has its QMP socket: try --libvirt"
+GIVEN = "another program has its QMP socket"
 #: What an answer that is not as it should be makes of figures.py.
 ODD = (KeyError, TypeError, ValueError, AttributeError, StopIteration)
 
@@ -66,9 +68,10 @@ class Subject:
             guest.source = "libvirt"
             return self.domain.ask("query-ksm-stats")
         if self.busy:
-            raise qmp.NoAnswer("busy")
+            raise qmp.NoAnswer("busy", LIBVIRTS if self.line.uuid else "")
         if not self.sockets:
-            raise qmp.NoAnswer("unseen", GIVEN if self.line.given else "")
+            text = LIBVIRTS if self.line.uuid else GIVEN
+            raise qmp.NoAnswer("unseen", text if self.line.given else "")
         guest.source = "qmp"
         commands = ("query-name", "query-ksm-stats")
         (named, stats), pid = qmp.ask(self.sockets[0], commands, seconds)

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""scripts/ksm-top beside real guests, a real daemon and the real ksmd.
+
+Its figures are compared with query-ksm-stats of each guest, with ksm-poold
+--status, and with what the kernel says of the processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from test_guest import FAST, small
+from test_scope_group import group_spec, pooled, wait_shared
+
+from guest.qemu import Guest, GuestSpec
+from host import ksmsys
+from host.paths import TOP
+from host.poold import Poold
+
+pytestmark = pytest.mark.timeout(900)
+
+PAGE = 4096
+#: As when typed: Debian's Python, not that of the tests.
+ENV = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+ENV["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def ksm_top(*words: str | Path) -> str:
+    done = subprocess.run(
+        [TOP / "scripts/ksm-top", *words],
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def with_socket(spec: GuestSpec, directory: Path) -> GuestSpec:
+    """A QMP socket beside that of the harness."""
+    path = directory / spec.name
+    spec.extra = [*spec.extra, "-qmp", f"unix:{path},server=on,wait=off"]
+    return spec
+
+
+@pytest.fixture
+def daemon(image: Path, scope_vm: str) -> Iterator[Poold]:
+    with Poold() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def pair(image: Path, daemon: Poold, tmp_path: Path) -> Iterator[list[Guest]]:
+    """Two members that share, and stand still."""
+    with ExitStack() as stack:
+        specs = [group_spec(daemon, f"top{n}", seed=n) for n in (1, 2)]
+        guests = [
+            stack.enter_context(Guest(with_socket(spec, tmp_path), image))
+            for spec in specs
+        ]
+        for guest in guests:
+            guest.ram()
+        for guest in guests:
+            guest.wait_ready()
+            guest.command("alloc 8 pattern")
+        for guest in guests:
+            wait_shared(guest)
+            guest.wait_for("a group of two", lambda g=guest: members(g) == 2, 60)
+            guest.qmp("stop")
+        yield guests
+
+
+def members(guest: Guest) -> int:
+    return int(guest.backend_stats()["group"].get("members", 0))
+
+
+def expected(guest: Guest, stats: dict[str, Any]) -> dict[str, Any]:
+    """A guest's figures, from its own words."""
+    (one,) = stats["backends"]
+    times = ("scan-time", "merge-time", "log-time")
+    first = one["reasons"][0]["kind"] if one["reasons"] else None
+    return {
+        "pid": guest.pid,
+        "state": one["state"],
+        "scope": "group",
+        "reason": first,
+        "size": guest.spec.memory_mib << 20,
+        "resident": one["resident"],
+        "own": (one["pages-sharing"] + one["zero-pages"]) * PAGE,
+        "group": one["group"]["saved"] * PAGE,
+        "kernel": 0,
+        "cpu": sum(one.get(name, 0) for name in times) / 1e9,
+        "metadata": one["metadata"],
+        "page_tables": one["page-tables"],
+        "profit": one["profit"],
+        "stalls": one["stall"]["count"],
+        "p50": one["stall"]["p50"] / 1e9,
+        "p99": one["stall"]["p99"] / 1e9,
+        "max": one["stall"]["max"] / 1e9,
+        "name": "tenant",
+        "connected": one["group"]["connected"],
+        "members": one["group"]["members"],
+    }
+
+
+def shown(guest: dict[str, Any]) -> dict[str, Any]:
+    """The same, from the program."""
+    assert guest["saved"]["total"] == sum(
+        guest["saved"][by] for by in ("own", "group", "kernel")
+    )
+    names = ("pid", "state", "scope", "size", "resident", "profit")
+    found = {name: guest[name] for name in names}
+    found |= {name: guest["saved"][name] for name in ("own", "group", "kernel")}
+    found |= {name: guest["cost"][name] for name in ("metadata", "page_tables")}
+    found["reason"] = guest["reasons"][0]["kind"] if guest["reasons"] else None
+    found["cpu"] = guest["cost"]["cpu_seconds"]
+    found["stalls"] = guest["stall"]["count"]
+    found |= {name: guest["stall"][name] for name in ("p50", "p99", "max")}
+    found |= {name: guest["group"][name] for name in ("name", "connected", "members")}
+    return found
+
+
+def by_name(snapshot: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {guest["name"]: guest for guest in snapshot["guests"]}
+
+
+def look(*words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ksm_top("--json", "--limit", "20", *words))
+    return found
+
+
+def test_figures_are_the_guests(pair: list[Guest], daemon: Poold) -> None:
+    # while they merge: between what a guest says before and after
+    before = {g.spec.name: expected(g, g.ksm_stats()) for g in pair}
+    found = by_name(look())
+    after = {g.spec.name: expected(g, g.ksm_stats()) for g in pair}
+    for name, guest in before.items():
+        for field, value in shown(found[name]).items():
+            if isinstance(value, int | float):
+                low, high = sorted((guest[field], after[name][field]))
+                assert low <= value <= high, (name, field)
+    # while they do not: to the byte
+    for one in pair:
+        one.qmp("qom-set", path="/objects/ram0", property="run", value=False)
+    snapshot = look("--pool", str(daemon.socket))
+    found = by_name(snapshot)
+    for one in pair:
+        name = one.spec.name
+        assert shown(found[name]) == expected(one, one.ksm_stats())
+        # the kernel's count of the same memory
+        assert found[name]["resident"] == one.ram_usage().resident
+        assert found[name]["saved"]["own"] > 1000 * PAGE
+        assert found[name]["saved"]["group"] > 1000 * PAGE
+    check_pool(snapshot, daemon, pair)
+    check_total(snapshot)
+
+
+def check_pool(snapshot: dict[str, Any], daemon: Poold, pair: list[Guest]) -> None:
+    status = daemon.status()
+    (pool,) = [p for p in snapshot["pools"] if p["socket"] == str(daemon.socket)]
+    assert pool["state"] == "up"
+    for name in ("generation", "metadata"):
+        assert pool[name] == status[name]
+    assert pool["used"] == status["used"] * PAGE
+    assert pool["limit"] == status["slots"] * PAGE
+    assert 0 < pool["cpu_seconds"] <= status["cpu_ns"] / 1e9
+    told = {each["pid"]: each for each in status["members"]}
+    assert sorted(told) == sorted(guest.pid for guest in pair)
+    for member in pool["members"]:
+        assert member["held"] == told[member["pid"]]["holds"] * PAGE
+        assert member["connected"]
+    # what the kernel says of the pool's memory and of its mappings
+    assert pool["used"] == pytest.approx(daemon.pool_bytes(), rel=0.05)
+    found = by_name(snapshot)
+    mine = [found[guest.spec.name] for guest in pair]
+    shared = sum(guest["saved"]["group"] for guest in mine)
+    assert shared == pytest.approx(pool["saved"], rel=0.05)
+    zeroes = sum(guest.backend_stats()["zero-pages"] for guest in pair) * PAGE
+    inside = sum(guest["saved"]["own"] for guest in mine) - zeroes
+    mapped = sum(map(pooled, pair))
+    assert inside + shared == pytest.approx(mapped - pool["used"], rel=0.05)
+
+
+def check_total(snapshot: dict[str, Any]) -> None:
+    guests, total = snapshot["guests"], snapshot["total"]
+    tables = sum(pool["metadata"] or 0 for pool in snapshot["pools"])
+    assert total["guests"] == len(guests)
+    for by in ("own", "group", "kernel", "total"):
+        assert total["saved"][by] == sum(guest["saved"][by] or 0 for guest in guests)
+    assert total["profit"] == sum(guest["profit"] or 0 for guest in guests) - tables
+
+
+def test_guests_that_do_not_answer(pair: list[Guest], tmp_path: Path) -> None:
+    one, other = pair
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "top1"))
+        assert client.recv(1 << 16)
+        found = by_name(look())
+        assert (found["top1"]["state"], found["top2"]["saved"]["own"] > 0) == (
+            "busy",
+            True,
+        )
+        # of the whole process, and it is not nothing
+        assert found["top1"]["resident"] > 64 << 20
+    one.wait_for("a free monitor", lambda: state("top1") not in ("busy", "silent"), 20)
+    os.kill(one.pid, signal.SIGSTOP)
+    assert state("top1") == "stopped" and state("top2") not in ("busy", "silent")
+    os.kill(one.pid, signal.SIGCONT)
+    assert state("top1") not in ("stopped", "gone")
+    one.stop()
+    assert "top1" not in by_name(look())
+
+
+def state(name: str) -> str:
+    return str(by_name(look())[name]["state"])
+
+
+def metrics(path: Path) -> dict[tuple[str, ...], float]:
+    ksm_top("--openmetrics", path)
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(path.read_text())
+        for sample in family.samples
+    }
+
+
+def test_daemon_dies(pair: list[Guest], daemon: Poold, tmp_path: Path) -> None:
+    """What the alerts look at."""
+    path, where = tmp_path / "qemu_ksm.prom", str(daemon.socket)
+    found = metrics(path)
+    group = daemon.socket.stem
+    assert found["qemu_ksm_pool_up", where, group] == 1
+    assert found["qemu_ksm_domain_group_connected", "tenant", "top1"] == 1
+    saved = found["qemu_ksm_domain_saved_bytes", "group", "top1"]
+    assert saved == pair[0].backend_stats()["group"]["saved"] * PAGE
+    daemon.stop(signal.SIGKILL)
+    pair[0].wait_for(
+        "no daemon", lambda: not pair[0].backend_stats()["group"]["connected"], 60
+    )
+    found = metrics(path)
+    # the guests' command lines name its socket
+    assert found["qemu_ksm_pool_up", where, group] == 0
+    assert found["qemu_ksm_domain_group_connected", "tenant", "top1"] == 0
+    assert found["qemu_ksm_domain_reason", "no-daemon", "top1"] == 1
+
+
+def test_plain_guest_and_ksmd(
+    image: Path, knobs: ksmsys.KsmKnobs, tmp_path: Path
+) -> None:
+    """A guest with no object of ours, that the kernel merges."""
+    spec = with_socket(small(name="plain", backend=None), tmp_path)
+    with Guest(spec, image) as guest:
+        guest.wait_ready()
+        knobs.set(**FAST)
+        knobs.set(run=1)
+        guest.wait_for("merged pages", lambda: guest.memory().ksm_merged > 2000, 300)
+        knobs.set(run=0)
+        guest.qmp("stop")
+        snapshot = look()
+        found, memory = by_name(snapshot)["plain"], guest.memory()
+        assert (found["state"], found["scope"]) == ("plain", None)
+        assert found["resident"] == pytest.approx(memory.resident, rel=0.02)
+        assert found["saved"]["own"] is None and found["saved"]["group"] is None
+        # of all merged pages of the host so many are saved
+        shared, saved = ksmsys.read("pages_shared"), ksmsys.read("pages_sharing")
+        assert shared and saved
+        part = memory.ksm_merged * saved / (saved + shared) * PAGE + memory.ksm_zero
+        assert found["saved"]["kernel"] == pytest.approx(part, rel=0.02)
+        tracked = memory.ksm_rmap_items * 64
+        assert found["cost"]["metadata"] == tracked
+        assert found["profit"] == found["saved"]["kernel"] - tracked
+        kernel = snapshot["kernel"]
+        assert (kernel["running"], kernel["saved"]) == (False, saved * PAGE)
+        assert kernel["cpu_seconds"] == pytest.approx(ksmsys.ksmd_cpu_s(), rel=0.01)
