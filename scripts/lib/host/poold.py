@@ -32,16 +32,16 @@ class PooldError(Failure):
     """The daemon cannot be built, or does not run; the text says why."""
 
 
-def need_poold() -> Path:
-    """The program, built if need be."""
-    given = os.environ.get("KSM_POOLD")
+def need_program(variable: str, name: str) -> Path:
+    """A program of the daemons', built if need be, or what the variable names."""
+    given = os.environ.get(variable)
     if given:
         if not os.access(given, os.X_OK):
-            raise Lacking(f"KSM_POOLD={given} is not a program")
+            raise Lacking(f"{variable}={given} is not a program")
         return Path(given)
     log = BUILD.with_suffix(".log")
     log.parent.mkdir(exist_ok=True)
-    commands = [["ninja", "-C", str(BUILD), "hostd/ksm-poold"]]
+    commands = [["ninja", "-C", str(BUILD), name]]
     if not (BUILD / "build.ninja").exists():
         commands.insert(
             0, ["meson", "setup", str(BUILD), str(LIBKSM), "--buildtype=release"]
@@ -50,8 +50,13 @@ def need_poold() -> Path:
         for command in commands:
             if subprocess.run(command, stdout=out, stderr=out).returncode:
                 sys.stderr.write(log.read_text()[-4000:])
-                raise PooldError(f"ksm-poold cannot be built (whole log: {log})")
-    return BUILD / "hostd" / "ksm-poold"
+                raise PooldError(f"{name} cannot be built (whole log: {log})")
+    return BUILD / name
+
+
+def need_poold() -> Path:
+    """The program, built if need be."""
+    return need_program("KSM_POOLD", "hostd/ksm-poold")
 
 
 class Poold:

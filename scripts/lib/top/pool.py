@@ -16,9 +16,9 @@ STATUS, STATE, REFUSED = 14, 15, 3
 HEAD = struct.Struct("<IIQ")
 #: after a code of four bytes
 REFUSED_TEXT = HEAD.size + 4
-#: generation to cpu_ns, then members and a zero
-NUMBERS = struct.Struct("<16QII")
-MEMBER = struct.Struct("<64sIIQQQQ")
+#: generation to cpu_ns, what is left to the kernel, then members and a zero
+NUMBERS = struct.Struct("<19QII")
+MEMBER = struct.Struct("<64sIIQQQQ24x")
 MEMBERS_MAX = 1024
 MESSAGE_MAX = HEAD.size + NUMBERS.size + MEMBERS_MAX * MEMBER.size
 

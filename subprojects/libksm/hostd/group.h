@@ -50,6 +50,7 @@ typedef struct GroupStats {
     uint64_t asked, offered, published, found;
     uint64_t refused_full, refused_share, refused_memory;
     uint64_t news, news_lost;
+    uint64_t given;         /* parts that were left to the kernel's KSM */
 } GroupStats;
 
 typedef struct GroupConfig {

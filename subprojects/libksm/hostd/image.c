@@ -13,7 +13,7 @@
 #include "sys.h"
 
 #define MAGIC   UINT64_C(0x31656d616d736b)
-#define VERSION 5u
+#define VERSION 6u
 
 typedef struct Head {
     uint64_t magic;

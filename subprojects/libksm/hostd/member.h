@@ -33,6 +33,7 @@ typedef struct Member {
     bool missed;            /* there was no room for others; it is to be told */
     Holds *listed;          /* while HELD is awaited: what it says it holds */
     uint64_t heard;         /* HELDs that are to come */
+    WireLeft left;          /* to the kernel, as it said last */
     uint64_t share, share_at;       /* of STATE, and when that was counted */
 } Member;
 

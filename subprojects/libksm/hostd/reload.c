@@ -31,6 +31,7 @@ typedef struct SavedMember {
     int32_t pidfd, ring;
     uint32_t missed;
     uint64_t pages, charged, heard, cookie[2];
+    WireLeft left;
     char name[64];
 } SavedMember;
 
@@ -44,7 +45,7 @@ typedef struct SavedPacket {
     int32_t fds[CONN_FDS_MAX];
 } SavedPacket;
 
-G_STATIC_ASSERT(sizeof(SavedMember) == 136);
+G_STATIC_ASSERT(sizeof(SavedMember) == 160);
 G_STATIC_ASSERT(sizeof(SavedClient) == 16);
 
 static char **arguments;
@@ -109,6 +110,7 @@ static void put_member(Image *im, const Member *m, uint32_t top)
         .pages = m->held.pages,
         .charged = m->held.charged,
         .heard = m->heard,
+        .left = m->left,
         .cookie = { m->cookie[0], m->cookie[1] },
     };
 
@@ -323,6 +325,7 @@ static void member_fill(Member *m, const SavedMember *saved)
     m->pidfd = saved->pidfd;
     m->ring = saved->ring;
     m->heard = saved->heard;
+    m->left = saved->left;
     m->missed = saved->missed;
     memcpy(m->cookie, saved->cookie, sizeof(m->cookie));
     memcpy(m->name, saved->name, sizeof(m->name));

@@ -45,6 +45,22 @@ static void member_describe(const Member *m, WireMember *to)
     to->holds = m->held.holds.held;
     to->share = m->share;
     to->published = m->held.charged;
+    to->left = m->left;
+}
+
+static WireLeft left_sum(const Group *g)
+{
+    WireLeft sum = { .given = g->stats.given };
+
+    for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
+        const Member *m = (const Member *)g->member[i];
+
+        if (m) {
+            sum.bytes += m->left.bytes;
+            sum.merged += m->left.merged;
+        }
+    }
+    return sum;
 }
 
 static void group_describe(const Server *s, WireState *to)
@@ -67,10 +83,11 @@ static void group_describe(const Server *s, WireState *to)
     to->news = g->stats.news;
     to->news_lost = g->stats.news_lost;
     to->cpu_ns = prim.cpu_ns();
+    to->left = left_sum(g);
     to->members = g->members;
 }
 
-void state_send(Client *c, uint64_t seq)
+void state_send(Client *c, uint64_t seq, bool brief)
 {
     Server *s = c->server;
     g_autofree WireState *state =
@@ -81,8 +98,10 @@ void state_send(Client *c, uint64_t seq)
     state->head.type = WIRE_STATE;
     state->head.seq = seq;
     group_describe(s, state);
-    shares_count(s, c->member);
-    for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
+    if (!brief) {
+        shares_count(s, c->member);
+    }
+    for (unsigned i = 0; i < ASKED_MEMBERS && !brief; i++) {
         Member *m = (Member *)s->group.member[i];
 
         if (m && (!c->member || c->member == m)) {

@@ -8,7 +8,7 @@
 
 #include "client.h"
 
-/* STATE: to a member of itself, else of all. */
-void state_send(Client *c, uint64_t seq);
+/* STATE: to a member of itself, else of all; or, @brief, of none. */
+void state_send(Client *c, uint64_t seq, bool brief);
 
 #endif

@@ -45,6 +45,11 @@ static const Number numbers[] = {
     NUMBER(news, "news told"),
     NUMBER(news_lost, "news lost"),
     NUMBER(cpu_ns, "ns of CPU time"),
+    { "left", "bytes left to the kernel's KSM",
+      offsetof(WireState, left.bytes) },
+    { "left_given", NULL, offsetof(WireState, left.given) },
+    { "left_merged", "... pages that it has merged",
+      offsetof(WireState, left.merged) },
 };
 
 static uint64_t number_of(const WireState *s, const Number *n)
@@ -115,9 +120,12 @@ char *status_json(const void *packet, size_t len)
         g_string_append_printf(out, "%s{\"name\": %s, \"pid\": %u, "
                                "\"connected\": %s, \"pages\": " U64 ", "
                                "\"holds\": " U64 ", \"share\": " U64 ", "
-                               "\"published\": " U64 "}", i ? ", " : "", name,
-                               m->pid, m->connected ? "true" : "false",
-                               m->pages, m->holds, m->share, m->published);
+                               "\"published\": " U64 ", "
+                               "\"left\": " U64 ", \"left_merged\": " U64 "}",
+                               i ? ", " : "", name, m->pid,
+                               m->connected ? "true" : "false", m->pages,
+                               m->holds, m->share, m->published, m->left.bytes,
+                               m->left.merged);
     }
     g_string_append(out, "]}\n");
     return g_string_free(out, FALSE);
@@ -134,7 +142,10 @@ char *status_text(const void *packet, size_t len)
     }
     g_string_append_printf(out, "generation %016" G_GINT64_MODIFIER "x\n",
                            s->generation);
-    for (unsigned i = 1; i < G_N_ELEMENTS(numbers); i++) {
+    for (unsigned i = 0; i < G_N_ELEMENTS(numbers); i++) {
+        if (!numbers[i].text) {
+            continue;
+        }
         g_string_append_printf(out, "%14" G_GUINT64_FORMAT "  %s\n",
                                number_of(s, &numbers[i]), numbers[i].text);
     }

@@ -38,14 +38,15 @@ static void send_slots(Client *c, WireType type, uint64_t seq,
     conn_send(c->conn, &answer, sizeof(WireHead) + n * sizeof(*slot));
 }
 
-static void send_welcome(Client *c, bool resumed, uint64_t seq)
+static void send_welcome(Client *c, bool resumed, const WireHello *h)
 {
     const Server *s = c->server;
     const Member *m = c->member;
     WireWelcome w = {
-        .head = { .type = WIRE_WELCOME, .seq = seq },
+        .head = { .type = WIRE_WELCOME, .seq = h->head.seq },
         .version = WIRE_VERSION,
         .resumed = resumed,
+        .features = h->features & WIRE_FEATURE_TAIL,
         .cookie = { m->cookie[0], m->cookie[1] },
         .generation = s->generation,
         .key = s->group.config.key,
@@ -181,7 +182,7 @@ static void on_hello(Client *c, Packet *p)
         return;
     }
     conn_identify(conn_fd(c->conn), 0);
-    send_welcome(c, old != NULL, h->head.seq);
+    send_welcome(c, old != NULL, h);
 }
 
 /* What the member did not list was given in answers that it never got. */
@@ -348,15 +349,28 @@ static void on_drop(Client *c, const Packet *p)
     }
 }
 
+/* How often something was given is counted on when the member has gone. */
+static void on_tail(Client *c, const Packet *p)
+{
+    const WireTail *t = p->data;
+    GroupStats *stats = &c->server->group.stats;
+    Member *m = c->member;
+
+    if (t->left.given > m->left.given) {
+        stats->given += t->left.given - m->left.given;
+    }
+    m->left = t->left;
+}
+
 static void on_status(Client *c, const Packet *p)
 {
     const WireHead *h = p->data;
 
     if (c->member) {
-        state_send(c, h->seq);
+        state_send(c, h->seq, h->count);
     } else if (c->asks_status || p->uid == 0 || p->uid == geteuid()) {
         c->asks_status = true;
-        state_send(c, h->seq);
+        state_send(c, h->seq, h->count);
     } else {
         client_refuse(c, WIRE_REFUSED_RIGHT, "only root and the daemon's user "
                       "may ask for all of it");
@@ -388,7 +402,9 @@ static bool length_is_good(const Packet *p)
     case WIRE_GROW:
         return p->len == sizeof(WireBlock);
     case WIRE_STATUS:
-        return p->len == sizeof(*h) && h->count == 0;
+        return p->len == sizeof(*h) && h->count <= 1;
+    case WIRE_TAIL:
+        return p->len == sizeof(WireTail) && h->count == 0;
     default:
         return false;
     }
@@ -444,6 +460,9 @@ void talk_packet(Client *c, Packet *p)
         break;
     case WIRE_STATUS:
         on_status(c, p);
+        break;
+    case WIRE_TAIL:
+        on_tail(c, p);
         break;
     }
 }

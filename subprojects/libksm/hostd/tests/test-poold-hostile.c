@@ -102,7 +102,7 @@ typedef struct Wrong {
 
 static const Wrong wrongs[] = {
     { "type 0", 0, 0, 0, {}, WIRE_REFUSED_PROTOCOL },
-    { "type 16", 16, 0, 0, {}, WIRE_REFUSED_PROTOCOL },
+    { "type 17", 17, 0, 0, {}, WIRE_REFUSED_PROTOCOL },
     { "type 2^32-1", UINT32_MAX, 0, 0, {}, WIRE_REFUSED_PROTOCOL },
     { "WELCOME", WIRE_WELCOME, 0, 72, {}, WIRE_REFUSED_PROTOCOL },
     { "REFUSED", WIRE_REFUSED, 0, 128, {}, WIRE_REFUSED_PROTOCOL },
@@ -110,7 +110,7 @@ static const Wrong wrongs[] = {
     { "TAKEN", WIRE_TAKEN, 1, 4, {}, WIRE_REFUSED_PROTOCOL },
     { "BLOCK", WIRE_BLOCK, 0, 8, { 0, 1 }, WIRE_REFUSED_PROTOCOL },
     { "NEWS", WIRE_NEWS, 1, 16, {}, WIRE_REFUSED_PROTOCOL },
-    { "STATE", WIRE_STATE, 0, 136, {}, WIRE_REFUSED_PROTOCOL },
+    { "STATE", WIRE_STATE, 0, 160, {}, WIRE_REFUSED_PROTOCOL },
     { "two HELLOs", WIRE_HELLO, 0, 104, { WIRE_MAGIC, WIRE_VERSION },
       WIRE_REFUSED_PROTOCOL },
     { "HELD, nothing resumed", WIRE_HELD, 0, 0, {}, WIRE_REFUSED_PROTOCOL },
@@ -165,7 +165,9 @@ static const Wrong wrongs[] = {
       WIRE_REFUSED_PROTOCOL },
     { "DROP far outside", WIRE_DROP, 1, 8, { UINT32_MAX, 1 },
       WIRE_REFUSED_PROTOCOL },
-    { "STATUS with count", WIRE_STATUS, 1, 0, {}, WIRE_REFUSED_PROTOCOL },
+    { "STATUS with count", WIRE_STATUS, 2, 0, {}, WIRE_REFUSED_PROTOCOL },
+    { "TAIL with count", WIRE_TAIL, 1, 24, {}, WIRE_REFUSED_PROTOCOL },
+    { "TAIL too short", WIRE_TAIL, 0, 16, {}, WIRE_REFUSED_PROTOCOL },
     { "STATUS too long", WIRE_STATUS, 0, 4, {}, WIRE_REFUSED_PROTOCOL },
 };
 

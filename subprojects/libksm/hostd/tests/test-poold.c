@@ -48,7 +48,7 @@ static void test_welcome(void)
 
     g_assert(w->version == 1);
     g_assert(w->resumed == 0);
-    g_assert(w->features == 0);
+    g_assert(w->features == 0);     /* none was asked for */
     g_assert(w->cookie[0] || w->cookie[1]);
     g_assert(w->slots - 1 < WIRE_SLOTS_MAX);
     g_assert(w->hold_users >= 1);
@@ -863,6 +863,76 @@ static void test_status(void)
     poold_free(d);
 }
 
+static void tail_send(Peer *p, uint64_t bytes, uint64_t given, uint64_t merged)
+{
+    WireTail tail = {
+        .head = { .type = WIRE_TAIL },
+        .left = { bytes, given, merged },
+    };
+
+    g_assert(peer_send(p, &tail, sizeof(tail)) == 0);
+    peer_sync(p);
+}
+
+static WireState *state_brief(const Poold *d)
+{
+    WireHead status = { .type = WIRE_STATUS, .count = 1, .seq = 9 };
+    Peer *p = peer_connect(d);
+    WireState *s;
+
+    g_assert(peer_send(p, &status, sizeof(status)) == 0);
+    s = (WireState *)peer_wait(p, WIRE_STATE, PATIENCE_MS);
+    g_assert(s && s->head.seq == 9);
+    peer_free(p);
+    return s;
+}
+
+/* How much is left to the kernel: a sum, and of each. */
+static void test_tail(void)
+{
+    Poold *d = poold_new(NULL);
+    Proc *pa = proc_new(-1), *pb = proc_new(-1);
+    Peer *a = peer_new(d, pa), *b = peer_new(d, pb);
+    WireTail wrong = { .head = { .type = WIRE_TAIL, .count = 1 } };
+    WireState *s;
+
+    tail_send(a, 4 << 20, 2, 7);
+    tail_send(b, 2 << 20, 5, 0);
+    tail_send(b, 0, 5, 1);
+    s = state_brief(d);
+    g_assert(s->head.count == 0 && s->members == 2);
+    g_assert(s->left.bytes == 4 << 20);
+    g_assert(s->left.given == 7);
+    g_assert(s->left.merged == 8);
+    g_free(s);
+    s = poold_state(d);
+    g_assert(member_of(s, pa->pid)->left.bytes == 4 << 20);
+    g_assert(member_of(s, pa->pid)->left.given == 2);
+    g_assert(member_of(s, pb->pid)->left.merged == 1);
+    g_free(s);
+
+    /* what has gone was given all the same */
+    proc_kill(pa);
+    for (unsigned i = 0; i < 200; i++) {
+        s = state_brief(d);
+        if (s->members == 1) {
+            break;
+        }
+        g_free(s);
+        g_usleep(20000);
+    }
+    g_assert(s->left.bytes == 0 && s->left.given == 7);
+    g_free(s);
+    g_assert(peer_send(b, &wrong, sizeof(wrong)) == 0);
+    peer_ends(b, WIRE_REFUSED_PROTOCOL);
+
+    peer_free(a);
+    peer_free(b);
+    proc_free(pa);
+    proc_free(pb);
+    poold_free(d);
+}
+
 /* Whoever asks for the group's state and is no member. */
 static void test_status_other(void)
 {
@@ -1172,6 +1242,7 @@ int main(int argc, char **argv)
         { "/poold/full", test_full },
         { "/poold/share", test_share },
         { "/poold/status", test_status },
+        { "/poold/tail", test_tail },
         { "/poold/status-other", test_status_other },
         { "/poold/groups", test_groups },
         { "/poold/daemon-dies", test_daemon_dies },

@@ -706,6 +706,7 @@ static void pass_end(KsmEngine *e)
     if (s->settle && store_is_remote(e->content.store) && !starved_lately(e)) {
         s->due = MAX(s->due, s->started + SETTLE_NS);
     }
+    tail_tell(e);
     store_pass(e->content.store);
     if (store_stats(e->content.store).leaked) {
         /* if it fails, less is merged */

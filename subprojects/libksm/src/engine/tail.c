@@ -127,6 +127,7 @@ static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
     c->tail_wait = c->tail_vain = 0;
     c->tail_scan = e->tail.scans;
     e->tail.chunks++;
+    e->tail.given++;
     ret = chunk_advise(r, chunk, MADV_MERGEABLE);
     if (ret < 0) {
         e->tail.refused |= ret == -EINVAL;
@@ -247,6 +248,24 @@ void tail_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
         page_look(e, r, chunk * CHUNK_PAGES + i, merged[i]);
     }
+}
+
+void tail_tell(KsmEngine *e)
+{
+    StoreTail tail = {
+        .bytes = e->tail.chunks * CHUNK_BYTES,
+        .given = e->tail.given,
+    };
+
+    if (!e->cfg.tail) {
+        return;
+    }
+    for (guint i = 0; i < e->regions->len; i++) {
+        const KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        tail.merged += r->count[PAGE_KERNEL];
+    }
+    store_tail(e->content.store, &tail);
 }
 
 int tail_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n)

@@ -34,6 +34,9 @@ void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk);
 /* Finds what the kernel merged in the chunk, if it was given any of it. */
 void tail_look(KsmEngine *e, KsmRegion *r, size_t chunk);
 
+/* Tells the store how much is left; once a pass. */
+void tail_tell(KsmEngine *e);
+
 /*
  * Takes all of the range away, and its pages are its own again.  Called and
  * left with the lock held, which is given up between chunks.  0 or -errno: the

@@ -164,6 +164,7 @@ static void greet(KsmMember *m)
         .head.type = WIRE_HELLO,
         .magic = WIRE_MAGIC,
         .version = WIRE_VERSION,
+        .features = WIRE_FEATURE_TAIL,
         .cookie = { m->cookie[0], m->cookie[1] },
         .pages = m->pages,
     };
@@ -329,6 +330,19 @@ static void group_ask(KsmMember *m)
     }
 }
 
+static void tail_send(KsmMember *m)
+{
+    WireTail tail = {
+        .head = { .type = WIRE_TAIL },
+        .left = { m->tail.bytes, m->tail.given, m->tail.merged },
+    };
+
+    if (m->tells_tail && memcmp(&m->tail, &m->tail_told, sizeof(m->tail)) &&
+        member_send(m, &tail, sizeof(tail))) {
+        m->tail_told = m->tail;
+    }
+}
+
 void member_run(KsmMember *m)
 {
     if (m->breaks != m->link.breaks) {
@@ -350,6 +364,7 @@ void member_run(KsmMember *m)
     }
     drops_send(m);
     group_ask(m);
+    tail_send(m);
     if (m->missed && (!m->missed_ns ||
                       prim.now_ns() - m->missed_ns >= MISSED_NS)) {
         m->missed = false;
@@ -572,6 +587,8 @@ static bool welcomed(KsmMember *m, const WireWelcome *w, size_t len,
     m->now->max_users = m->max_sharing;
     m->key = w->key;
     m->in_flight = MIN(w->in_flight, IN_FLIGHT_MAX);
+    m->tells_tail = w->features & WIRE_FEATURE_TAIL;
+    m->tail_told = (StoreTail) { 0 };
     m->held = 0;
     if (w->resumed) {
         m->held_left = held_messages(m->now);
@@ -889,6 +906,11 @@ unsigned member_answers(KsmMember *m, StoreAnswer *answers, unsigned max)
         member_break(m);
     }
     return wanted ? n : n + wanted_out(m, answers + n, max - n);
+}
+
+void member_tail(KsmMember *m, const StoreTail *tail)
+{
+    m->tail = *tail;
 }
 
 void member_ask_group(KsmMember *m)

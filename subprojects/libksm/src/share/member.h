@@ -71,6 +71,9 @@ typedef struct KsmMember {
     unsigned wanted_at;
     GArray *drops;          /* WirePair: to be sent */
     GArray *blocks;         /* first slots: told, but not held yet */
+    /* what is left to the kernel: as it is, and as was told */
+    StoreTail tail, tail_told;
+    bool tells_tail;        /* the daemon wants to know */
     /* refusals */
     bool refused;           /* the daemon ended the connection, last time */
     KsmReason why;
@@ -107,6 +110,9 @@ unsigned member_answers(KsmMember *m, StoreAnswer *answers, unsigned max);
 
 /* The generation of a local slot, and its number there. */
 KsmForeign *member_pool(const KsmMember *m, uint32_t *slot);
+
+/* What is left to the kernel; told when it can be. */
+void member_tail(KsmMember *m, const StoreTail *tail);
 
 /* Generations that nobody uses go; and memory for what is not needed now. */
 void member_rest(KsmMember *m);

@@ -239,6 +239,11 @@ static bool remote_tidy(KsmStore *s)
     return false;
 }
 
+static void remote_tail(KsmStore *s, const StoreTail *tail)
+{
+    member_tail(member(s), tail);
+}
+
 static StoreStats remote_stats(KsmStore *s)
 {
     const KsmMember *m = member(s);
@@ -319,6 +324,7 @@ static const KsmStoreOps remote_ops = {
     .flush = remote_flush,
     .pass = remote_pass,
     .tidy = remote_tidy,
+    .tail = remote_tail,
     .stats = remote_stats,
     .group = remote_group,
 };

@@ -84,6 +84,11 @@ typedef enum StoreFork {
     FORK_CHILD,             /* the child will not use the store */
 } StoreFork;
 
+/* What is left to the kernel's KSM: as WireLeft. */
+typedef struct StoreTail {
+    uint64_t bytes, given, merged;
+} StoreTail;
+
 typedef struct StoreStats {
     uint64_t shared;        /* slots with users */
     uint64_t sharing;       /* users of all slots */
@@ -181,6 +186,8 @@ typedef struct KsmStoreOps {
     void (*pass)(KsmStore *s);
     bool (*tidy)(KsmStore *s);      /* false: no more to do now */
     StoreStats (*stats)(KsmStore *s);
+    /* What is left to the kernel is told; NULL where nobody wants to know. */
+    void (*tail)(KsmStore *s, const StoreTail *tail);
     /* NULL where there is no group. */
     bool (*group)(KsmStore *s, KsmGroupStats *stats);
 } KsmStoreOps;
@@ -329,6 +336,13 @@ static inline void store_flush(KsmStore *s)
 static inline void store_pass(KsmStore *s)
 {
     s->ops->pass(s);
+}
+
+static inline void store_tail(KsmStore *s, const StoreTail *tail)
+{
+    if (s->ops->tail) {
+        s->ops->tail(s, tail);
+    }
 }
 
 static inline bool store_tidy(KsmStore *s)

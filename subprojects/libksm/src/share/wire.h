@@ -39,7 +39,10 @@ typedef enum WireType {
     WIRE_NEWS,
     WIRE_STATUS,
     WIRE_STATE,
+    WIRE_TAIL,
 } WireType;
+
+#define WIRE_FEATURE_TAIL   UINT64_C(1)
 
 /* Instead of a slot. */
 #define WIRE_NONE           UINT32_C(0xffffffff)
@@ -127,6 +130,18 @@ typedef struct WireBlock {
     uint32_t first, length;
 } WireBlock;
 
+/* TAIL; and in STATE */
+typedef struct WireLeft {
+    uint64_t bytes;         /* that the kernel's KSM may look at now */
+    uint64_t given;         /* times that a part was given to it, ever */
+    uint64_t merged;        /* pages that it has merged */
+} WireLeft;
+
+typedef struct WireTail {
+    WireHead head;
+    WireLeft left;
+} WireTail;
+
 typedef struct WireFound {
     uint64_t hash;
     uint32_t slot, zero;
@@ -144,6 +159,7 @@ typedef struct WireMember {
     uint64_t holds;
     uint64_t share;         /* 1/1000 slots */
     uint64_t published;
+    WireLeft left;
 } WireMember;
 
 typedef struct WireState {
@@ -156,6 +172,7 @@ typedef struct WireState {
     uint64_t refused_full, refused_share, refused_memory;
     uint64_t news, news_lost;
     uint64_t cpu_ns;
+    WireLeft left;          /* of all members */
     uint32_t members, zero;
     WireMember member[];
 } WireState;
@@ -165,8 +182,9 @@ G_STATIC_ASSERT(sizeof(WireHello) == 120);
 G_STATIC_ASSERT(sizeof(WireWelcome) == 88);
 G_STATIC_ASSERT(sizeof(WireRefused) == 144);
 G_STATIC_ASSERT(sizeof(WireOffer) == 32);
-G_STATIC_ASSERT(sizeof(WireMember) == 104);
-G_STATIC_ASSERT(sizeof(WireState) == 152);
+G_STATIC_ASSERT(sizeof(WireTail) == 40);
+G_STATIC_ASSERT(sizeof(WireMember) == 128);
+G_STATIC_ASSERT(sizeof(WireState) == 176);
 
 /* What a message of its type has at most, in bytes: STATE of 1,024 members. */
 #define WIRE_MESSAGE_MAX (sizeof(WireState) + 1024 * sizeof(WireMember))

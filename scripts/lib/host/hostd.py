@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A ksm-hostd of our own: who drives ksmd for what guests leave to it.
+
+`with Hostd(daemon.socket) as hostd: ... hostd.status() ...`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from host.poold import need_program
+
+
+def need_hostd() -> Path:
+    """The program, built if need be."""
+    return need_program("KSM_HOSTD", "hostd/driver/ksm-hostd")
+
+
+class Hostd:
+    """One driver, which ends with us, however we end: its hand sees to ksmd."""
+
+    def __init__(self, socket: Path, *options: str) -> None:
+        """`socket` is the daemon's of the host's group."""
+        self._socket = socket
+        self._options = options
+        self._run_dir = tempfile.TemporaryDirectory(prefix="ksm-hostd-")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = os.memfd_create("hostd-log")
+
+    def __enter__(self) -> Hostd:
+        self._process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "TERM", "--", str(need_hostd())]
+            + ["--socket", str(self._socket), "--run-dir", self._run_dir.name]
+            + [*self._options],
+            stdout=self._log,
+            stderr=self._log,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait()
+            self._process = None
+        self._run_dir.cleanup()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def status(self) -> dict[str, Any]:
+        """What --status says; empty while it does not run yet."""
+        words = [str(need_hostd()), "--status", "--json"]
+        words += ["--run-dir", self._run_dir.name]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        found: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
+        return found
+
+    def said(self) -> str:
+        return os.pread(self._log, 1 << 20, 0).decode(errors="replace")

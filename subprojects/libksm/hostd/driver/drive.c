@@ -1,0 +1,102 @@
+/*
+ * drive: when ksmd is to run, and how fast
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <glib.h>
+
+#include "base/page.h"
+#include "drive.h"
+
+#define SLEEP_MS    UINT64_C(20)    /* between batches: the kernel's default */
+#define PAGES_MIN   UINT64_C(64)
+#define PAGES_MAX   (UINT64_C(1) << 16)
+#define PAGES_FIRST UINT64_C(500)   /* some ms of CPU, with cold caches */
+#define SPEED_NS    UINT64_C(1000000000)    /* it is looked at so often */
+/*
+ * Scans that are begun before it is vain: the one under way when something
+ * came does not count; of what is new, the first one only takes checksums.
+ */
+#define VAIN_SCANS  3u
+#define NEW_SCANS   4u
+#define RETRY_MIN_NS    UINT64_C(120000000000)
+#define RETRY_MAX_NS    UINT64_C(3600000000000)
+
+void drive_init(Drive *d, unsigned share)
+{
+    *d = (Drive) { .share = share, .pages = PAGES_FIRST };
+}
+
+static void begin(Drive *d, const DriveSeen *seen)
+{
+    d->runs = true;
+    d->scans = seen->scans;
+    d->need = NEW_SCANS;
+    d->saved = seen->saved;
+    d->cpu_ns = seen->cpu_ns;
+    d->at_ns = seen->now_ns;
+}
+
+static void stop(Drive *d, const DriveSeen *seen)
+{
+    d->runs = false;
+    d->wait_ns = CLAMP(2 * d->wait_ns, RETRY_MIN_NS, RETRY_MAX_NS);
+    d->retry_ns = seen->now_ns + d->wait_ns;
+}
+
+/* Something came, or was gained: it goes on. */
+static void look(Drive *d, const DriveSeen *seen)
+{
+    if (seen->given != d->given) {
+        d->given = seen->given;
+        d->scans = seen->scans;
+        d->need = NEW_SCANS;
+        d->wait_ns = 0;
+    }
+    if (seen->saved > d->saved) {
+        d->scans = seen->scans;
+        d->need = MAX(d->need, VAIN_SCANS);
+        d->wait_ns = 0;
+    }
+    d->saved = seen->saved;
+}
+
+/*
+ * Pages of a batch by what the last ones cost.  No more than a whole scan in a
+ * batch: ksmd would go round and round, without a rest.
+ */
+static void set_speed(Drive *d, const DriveSeen *seen)
+{
+    uint64_t ns = seen->now_ns - d->at_ns, cpu = seen->cpu_ns - d->cpu_ns;
+    unsigned share = seen->pressed ? 100 : d->share;
+    uint64_t most = CLAMP(seen->left / PAGE_BYTES, PAGES_MIN, PAGES_MAX);
+
+    if (ns >= SPEED_NS) {
+        double much = cpu ? (double)ns * share / 100 / cpu : 2;
+
+        /* step by step: what a page costs depends on what was in the last ones */
+        d->pages *= CLAMP(much, 0.5, 2);
+        d->cpu_ns = seen->cpu_ns;
+        d->at_ns = seen->now_ns;
+    }
+    d->pages = CLAMP(d->pages, PAGES_MIN, most);
+}
+
+Want drive_next(Drive *d, const DriveSeen *seen)
+{
+    bool again = d->retry_ns && seen->now_ns >= d->retry_ns;
+
+    if (!d->runs && seen->left && (seen->given != d->given || again)) {
+        begin(d, seen);
+    }
+    if (!d->runs) {
+        return (Want) { .run = false };
+    }
+    look(d, seen);
+    if (!seen->left || seen->scans - d->scans >= d->need) {
+        stop(d, seen);
+        return (Want) { .run = false };
+    }
+    set_speed(d, seen);
+    return (Want) { .run = true, .sleep_ms = SLEEP_MS, .pages = d->pages };
+}

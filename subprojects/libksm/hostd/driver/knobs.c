@@ -1,0 +1,165 @@
+/*
+ * knobs: how the kernel's ksmd is set, and the way back
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <glib.h>
+
+#include "base/prim.h"
+#include "knobs.h"
+#include "sys.h"
+
+const char *const knob_names[KNOBS] = {
+    [KNOB_SLEEP] = "sleep_millisecs",
+    [KNOB_PAGES] = "pages_to_scan",
+    [KNOB_RUN] = "run",
+};
+
+static int knob_read(const char *dir, Knob knob, uint64_t *value)
+{
+    g_autofree char *path = g_build_filename(dir, knob_names[knob], NULL);
+    g_autofree char *text = prim_read_file(path, NULL);
+
+    if (!text) {
+        return -errno;
+    }
+    *value = g_ascii_strtoull(text, NULL, 10);
+    return 0;
+}
+
+static int knob_write(const char *dir, Knob knob, uint64_t value)
+{
+    g_autofree char *path = g_build_filename(dir, knob_names[knob], NULL);
+    g_autofree char *text = g_strdup_printf("%" PRIu64 "\n", value);
+
+    return sys.write_text(path, text);
+}
+
+int knobs_read(const char *dir, Knobs *k)
+{
+    int ret = 0;
+
+    for (Knob i = 0; i < KNOBS && ret == 0; i++) {
+        ret = knob_read(dir, i, &k->value[i]);
+    }
+    return ret;
+}
+
+/* "none [scan-time]": the one in brackets (Linux 6.8). */
+char *knobs_advisor(const char *dir)
+{
+    g_autofree char *path = g_build_filename(dir, "advisor_mode", NULL);
+    g_autofree char *text = prim_read_file(path, NULL);
+    const char *begin = text ? strchr(text, '[') : NULL;
+    const char *end = begin ? strchr(begin, ']') : NULL;
+
+    if (!end || g_str_has_prefix(begin, "[none]")) {
+        return NULL;
+    }
+    return g_strndup(begin + 1, end - begin - 1);
+}
+
+/* As it is to be found by record_find(); where there is no room, there is none. */
+static void record_save(const Record *r)
+{
+    g_autofree char *text = NULL;
+
+    if (!r->file[0]) {
+        return;
+    }
+    text = g_strdup_printf(
+        "%" PRIu64 " %" PRIu64 " %" PRIu64 "\n%" PRIu64 " %" PRIu64 " %" PRIu64
+        "\n%" PRIu64 " %" PRIu64 " %" PRIu64 "\n",
+        r->found.value[0], r->found.value[1], r->found.value[2],
+        r->was.value[0], r->was.value[1], r->was.value[2],
+        r->set.value[0], r->set.value[1], r->set.value[2]);
+    g_file_set_contents(r->file, text, -1, NULL);
+}
+
+int record_begin(Record *r)
+{
+    int ret = knobs_read(r->dir, &r->found);
+
+    if (ret < 0) {
+        return ret;
+    }
+    if (r->found.value[KNOB_RUN]) {
+        return -EBUSY;
+    }
+    r->was = r->set = r->found;
+    r->held = true;
+    record_save(r);
+    return 0;
+}
+
+bool record_holds(const Record *r, Knob *which)
+{
+    Knobs now;
+
+    if (knobs_read(r->dir, &now) < 0) {
+        return true;        /* so nobody else can be told to have */
+    }
+    for (*which = 0; *which < KNOBS; (*which)++) {
+        if (now.value[*which] != r->set.value[*which]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+int record_write(Record *r, const Knobs *k)
+{
+    int ret = 0;
+
+    if (memcmp(k, &r->set, sizeof(*k)) == 0) {
+        return 0;
+    }
+    r->was = r->set;
+    r->set = *k;
+    record_save(r);
+    for (Knob i = 0; i < KNOBS && ret == 0; i++) {
+        if (r->set.value[i] != r->was.value[i]) {
+            ret = knob_write(r->dir, i, r->set.value[i]);
+        }
+    }
+    return ret;
+}
+
+/* ksmd stops first. */
+void record_restore(Record *r)
+{
+    Knobs now;
+
+    if (r->held && knobs_read(r->dir, &now) == 0) {
+        for (Knob i = KNOBS; i-- > 0; ) {
+            if (now.value[i] != r->found.value[i] &&
+                (now.value[i] == r->set.value[i] ||
+                 now.value[i] == r->was.value[i])) {
+                knob_write(r->dir, i, r->found.value[i]);
+            }
+        }
+    }
+    if (r->held && r->file[0]) {
+        unlink(r->file);
+    }
+    r->held = false;
+}
+
+bool record_find(Record *r)
+{
+    g_autofree char *text = r->file[0] ? prim_read_file(r->file, NULL) : NULL;
+    uint64_t *f = r->found.value, *w = r->was.value, *s = r->set.value;
+
+    r->held = text && sscanf(text, "%" SCNu64 " %" SCNu64 " %" SCNu64
+                             " %" SCNu64 " %" SCNu64 " %" SCNu64
+                             " %" SCNu64 " %" SCNu64 " %" SCNu64,
+                             &f[0], &f[1], &f[2], &w[0], &w[1], &w[2],
+                             &s[0], &s[1], &s[2]) == 9;
+    return r->held;
+}

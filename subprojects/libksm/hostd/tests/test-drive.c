@@ -1,0 +1,399 @@
+/*
+ * hostd tests: when ksmd is to run, how fast, and the way back of its knobs
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The driver's parts without processes; those are in tests/e2e/test_hostd.py.
+ */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <glib.h>
+#include <glib/gstdio.h>
+
+#include "driver/drive.h"
+#include "driver/knobs.h"
+#include "sys.h"
+
+#define SECOND  UINT64_C(1000000000)
+#define MIB     UINT64_C(1048576)
+
+typedef struct Host {
+    Drive drive;
+    DriveSeen seen;
+    Want want;
+} Host;
+
+static bool tick(Host *h, uint64_t ns)
+{
+    h->seen.now_ns += ns;
+    h->want = drive_next(&h->drive, &h->seen);
+    return h->want.run;
+}
+
+static void host_init(Host *h)
+{
+    memset(h, 0, sizeof(*h));
+    drive_init(&h->drive, 20);
+    h->seen.now_ns = SECOND;
+    h->seen.scans = 100;
+}
+
+static void give(Host *h, uint64_t mib)
+{
+    h->seen.left += mib * MIB;
+    h->seen.given++;
+}
+
+static void test_starts(void)
+{
+    Host h;
+
+    host_init(&h);
+    g_assert(!tick(&h, SECOND));
+    h.seen.given++;             /* and it was taken away again */
+    g_assert(!tick(&h, SECOND));
+    give(&h, 4);
+    g_assert(tick(&h, SECOND));
+    g_assert(h.want.sleep_ms == 20 && h.want.pages == 500);
+}
+
+/* The scan under way, one of checksums, and two that bring nothing. */
+static void test_stops(void)
+{
+    Host h;
+
+    host_init(&h);
+    give(&h, 4);
+    for (unsigned i = 0; i < 4; i++) {
+        g_assert(tick(&h, SECOND));
+        h.seen.scans++;
+    }
+    g_assert(!tick(&h, SECOND));
+    g_assert(!tick(&h, SECOND));
+    give(&h, 2);
+    g_assert(tick(&h, SECOND));
+}
+
+static void test_gains(void)
+{
+    Host h;
+
+    host_init(&h);
+    give(&h, 4);
+    for (unsigned i = 0; i < 20; i++) {
+        g_assert(tick(&h, SECOND));
+        h.seen.scans += 2;
+        h.seen.saved++;
+    }
+    g_assert(tick(&h, SECOND));
+    h.seen.scans += 4;
+    g_assert(!tick(&h, SECOND));
+}
+
+/* What comes while it runs is new, too: it takes as long as at first. */
+static void test_more_comes(void)
+{
+    Host h;
+
+    host_init(&h);
+    give(&h, 4);
+    g_assert(tick(&h, SECOND));
+    h.seen.scans += 3;
+    g_assert(tick(&h, SECOND));
+    give(&h, 4);
+    g_assert(tick(&h, SECOND));
+    h.seen.scans += 3;
+    g_assert(tick(&h, SECOND));
+    h.seen.scans += 1;
+    g_assert(!tick(&h, SECOND));
+}
+
+static void test_nothing_left(void)
+{
+    Host h;
+
+    host_init(&h);
+    give(&h, 4);
+    g_assert(tick(&h, SECOND));
+    h.seen.left = 0;
+    g_assert(!tick(&h, SECOND));
+    g_assert(!tick(&h, 10000 * SECOND));
+}
+
+static unsigned until_run(Host *h)
+{
+    unsigned s = 0;
+
+    while (!tick(h, SECOND)) {
+        g_assert(++s < 100000);
+    }
+    h->seen.scans += 10;
+    g_assert(!tick(h, SECOND));
+    return s;
+}
+
+/* Vain, it is tried again, each time later; what is new ends that. */
+static void test_retries(void)
+{
+    Host h;
+    unsigned before, after;
+
+    host_init(&h);
+    give(&h, 4);
+    until_run(&h);
+    before = until_run(&h);
+    g_assert(before >= 110 && before <= 130);
+    after = until_run(&h);
+    g_assert(after >= 2 * before - 10);
+    for (unsigned i = 0; i < 10; i++) {
+        after = until_run(&h);
+    }
+    g_assert(after <= 3600);
+    give(&h, 1);
+    g_assert(until_run(&h) == 0);
+    g_assert(until_run(&h) <= 130);
+}
+
+/* A core's share, as pages cost: 2 us each, then 8. */
+static void test_speed(void)
+{
+    Host h;
+    double spent = 0;
+
+    host_init(&h);
+    give(&h, 4096);
+    for (unsigned i = 0; i < 60; i++) {
+        uint64_t cpu;
+
+        g_assert(tick(&h, SECOND));
+        /* 45 batches a second, or so */
+        cpu = h.want.pages * 45 * (i < 30 ? 2000 : 8000);
+        h.seen.cpu_ns += cpu;
+        if (i % 30 >= 20) {
+            spent += cpu / 1e9 / 20;
+        }
+    }
+    g_assert(spent > 0.17 && spent < 0.23);
+}
+
+static void test_pressed(void)
+{
+    Host h;
+    uint64_t before = 0;
+
+    host_init(&h);
+    give(&h, 4096);
+    for (unsigned i = 0; i < 60; i++) {
+        h.seen.pressed = i >= 30;
+        g_assert(tick(&h, SECOND));
+        h.seen.cpu_ns += h.want.pages * 45 * 2000;
+        before = i == 29 ? h.want.pages : before;
+    }
+    g_assert(h.want.pages > 4 * before);
+}
+
+/* A batch is no more than all that there is. */
+static void test_short_list(void)
+{
+    Host h;
+
+    host_init(&h);
+    give(&h, 2);
+    for (unsigned i = 0; i < 10; i++) {
+        g_assert(tick(&h, SECOND));
+        g_assert(h.want.pages <= 512);
+    }
+    h.seen.left = 8192;
+    g_assert(tick(&h, SECOND));
+    g_assert(h.want.pages == 64);
+}
+
+/* Knobs that are files. */
+typedef struct Files {
+    char *dir;
+    Record record;
+} Files;
+
+static void knob_put(const Files *f, const char *name, const char *text)
+{
+    g_autofree char *path = g_build_filename(f->dir, name, NULL);
+
+    g_assert(g_file_set_contents(path, text, -1, NULL));
+}
+
+static unsigned knob_get(const Files *f, Knob knob)
+{
+    Knobs k;
+
+    g_assert(knobs_read(f->dir, &k) == 0);
+    return k.value[knob];
+}
+
+static void files_init(Files *f)
+{
+    memset(f, 0, sizeof(*f));
+    f->dir = g_dir_make_tmp("ksm-drive-XXXXXX", NULL);
+    g_assert(f->dir);
+    knob_put(f, "run", "0\n");
+    knob_put(f, "sleep_millisecs", "200\n");
+    knob_put(f, "pages_to_scan", "100\n");
+    g_strlcpy(f->record.dir, f->dir, sizeof(f->record.dir));
+    g_snprintf(f->record.file, sizeof(f->record.file), "%s/record", f->dir);
+}
+
+static void files_free(Files *f)
+{
+    static const char *const all[] = {
+        "run", "sleep_millisecs", "pages_to_scan", "advisor_mode", "record",
+    };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(all); i++) {
+        g_autofree char *path = g_build_filename(f->dir, all[i], NULL);
+
+        g_unlink(path);
+    }
+    g_assert(g_rmdir(f->dir) == 0);
+    g_free(f->dir);
+}
+
+static const Knobs fast = { { 20, 500, 1 } };
+static const Knobs faster = { { 20, 1000, 1 } };
+
+static void assert_found(const Files *f)
+{
+    g_assert(knob_get(f, KNOB_RUN) == 0);
+    g_assert(knob_get(f, KNOB_SLEEP) == 200);
+    g_assert(knob_get(f, KNOB_PAGES) == 100);
+}
+
+static void test_restore(void)
+{
+    Files f;
+    Knob which;
+
+    files_init(&f);
+    g_assert(record_begin(&f.record) == 0);
+    g_assert(record_write(&f.record, &fast) == 0);
+    g_assert(knob_get(&f, KNOB_RUN) == 1 && knob_get(&f, KNOB_PAGES) == 500);
+    g_assert(record_write(&f.record, &faster) == 0);
+    g_assert(record_holds(&f.record, &which));
+    record_restore(&f.record);
+    assert_found(&f);
+    g_assert(!f.record.held && !record_find(&f.record));
+    files_free(&f);
+}
+
+static void test_busy(void)
+{
+    Files f;
+
+    files_init(&f);
+    knob_put(&f, "run", "1\n");
+    g_assert(record_begin(&f.record) == -EBUSY);
+    record_restore(&f.record);
+    g_assert(knob_get(&f, KNOB_RUN) == 1);
+    knob_put(&f, "run", "2\n");
+    g_assert(record_begin(&f.record) == -EBUSY);
+    files_free(&f);
+}
+
+/* What somebody else has set stays; the rest goes back. */
+static void test_changed(void)
+{
+    Files f;
+    Knob which;
+
+    files_init(&f);
+    g_assert(record_begin(&f.record) == 0);
+    g_assert(record_write(&f.record, &fast) == 0);
+    knob_put(&f, "pages_to_scan", "4000\n");
+    g_assert(!record_holds(&f.record, &which) && which == KNOB_PAGES);
+    record_restore(&f.record);
+    g_assert(knob_get(&f, KNOB_RUN) == 0);
+    g_assert(knob_get(&f, KNOB_SLEEP) == 200);
+    g_assert(knob_get(&f, KNOB_PAGES) == 4000);
+    files_free(&f);
+}
+
+/* Whoever comes after a driver that died, at each write that it made. */
+static int writes_left;
+
+static int write_some(const char *path, const char *text)
+{
+    return writes_left-- > 0 ? sys_real.write_text(path, text) : -EIO;
+}
+
+static void test_died(void)
+{
+    sys.write_text = write_some;
+    for (int n = 0; n <= 4; n++) {
+        Record next = { .held = false };
+        Files f;
+
+        files_init(&f);
+        g_assert(record_begin(&f.record) == 0);
+        writes_left = n;
+        /* the last ones fail: it is as if it died before them */
+        record_write(&f.record, &fast);
+        record_write(&f.record, &faster);
+        writes_left = 100;
+        next = f.record;
+        next.held = false;
+        memset(&next.found, 0, sizeof(next.found));
+        g_assert(record_find(&next));
+        record_restore(&next);
+        assert_found(&f);
+        files_free(&f);
+    }
+    sys.write_text = sys_real.write_text;
+}
+
+static void test_garbled(void)
+{
+    Files f;
+
+    files_init(&f);
+    g_assert(g_file_set_contents(f.record.file, "1 2 3\n4", -1, NULL));
+    g_assert(!record_find(&f.record));
+    record_restore(&f.record);
+    assert_found(&f);
+    files_free(&f);
+}
+
+static void test_advisor(void)
+{
+    g_autofree char *advisor = NULL;
+    Files f;
+
+    files_init(&f);
+    g_assert(!knobs_advisor(f.dir));
+    knob_put(&f, "advisor_mode", "[none] scan-time\n");
+    g_assert(!knobs_advisor(f.dir));
+    knob_put(&f, "advisor_mode", "none [scan-time]\n");
+    advisor = knobs_advisor(f.dir);
+    g_assert(strcmp(advisor, "scan-time") == 0);
+    files_free(&f);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/drive/starts", test_starts);
+    g_test_add_func("/drive/stops", test_stops);
+    g_test_add_func("/drive/gains", test_gains);
+    g_test_add_func("/drive/more-comes", test_more_comes);
+    g_test_add_func("/drive/nothing-left", test_nothing_left);
+    g_test_add_func("/drive/retries", test_retries);
+    g_test_add_func("/drive/speed", test_speed);
+    g_test_add_func("/drive/pressed", test_pressed);
+    g_test_add_func("/drive/short-list", test_short_list);
+    g_test_add_func("/knobs/restore", test_restore);
+    g_test_add_func("/knobs/busy", test_busy);
+    g_test_add_func("/knobs/changed", test_changed);
+    g_test_add_func("/knobs/died", test_died);
+    g_test_add_func("/knobs/garbled", test_garbled);
+    g_test_add_func("/knobs/advisor", test_advisor);
+    return g_test_run();
+}

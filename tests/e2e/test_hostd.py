@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""ksm-hostd, the driver of ksmd: its processes killed, stopped and doubled.
+
+With knobs that are files, where nothing else of the machine is meant; with the
+kernel's own, and guests, in test_scope_host.py.  What it decides, and the way
+back of each knob: hostd/tests/test-drive.c.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from host.hostd import need_hostd
+from host.poold import Poold
+
+FOUND = {"run": 0, "sleep_millisecs": 200, "pages_to_scan": 100}
+#: all is to be back within a second; the rest is the test's own
+SOON = 1.0
+
+
+class Host:
+    """Knobs, a daemon of the host's group with one member, and drivers."""
+
+    def __init__(self, stack: ExitStack, directory: Path) -> None:
+        self.root = directory / "root"
+        self.run_dir = directory / "run"
+        self.run_dir.mkdir()
+        self.knobs = self.root / "sys/kernel/mm/ksm"
+        self.knobs.mkdir(parents=True)
+        for name, value in (FOUND | {"full_scans": 7, "pages_sharing": 0}).items():
+            self.put(name, value)
+        self.daemon = stack.enter_context(Poold("--size", "32M"))
+        self._stack = stack
+        self._member = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stack.callback(self._member.close)
+        self._member.connect(str(self.daemon.socket))
+        hello = struct.pack("<IIQQQQ64s", 0x504D534B, 1, 1, 0, 0, 65536, b"test")
+        self._member.send(struct.pack("<IIQ", 1, 0, 0) + hello)
+        welcome, *_ = socket.recv_fds(self._member, 4096, 2)
+        assert struct.unpack_from("<II8xII", welcome)[::3] == (2, 0)
+        assert struct.unpack_from("<Q", welcome, 24) == (1,)
+        self._given = 0
+
+    def put(self, name: str, value: int | str) -> None:
+        (self.knobs / name).write_text(f"{value}\n")
+
+    def get(self, name: str) -> int:
+        # a driver that writes it truncates it first
+        return int((self.knobs / name).read_text() or -1)
+
+    def found(self) -> dict[str, int]:
+        return {name: self.get(name) for name in FOUND}
+
+    def leave(self, mib: int) -> None:
+        """The member gives so much to ksmd."""
+        self._given += 1
+        self._member.send(
+            struct.pack("<IIQQQQ", 16, 0, 0, mib << 20, self._given, 0)
+        )
+
+    def options(self) -> list[str]:
+        return [
+            *("--root", str(self.root), "--run-dir", str(self.run_dir)),
+            *("--socket", str(self.daemon.socket)),
+        ]
+
+    def driver(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [need_hostd(), *self.options()], stderr=subprocess.PIPE, text=True
+        )
+
+        def end() -> None:
+            for pid in [process.pid, *children(process.pid)]:
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+        self._stack.callback(lambda: process.poll() is None and end())
+        return process
+
+    def status(self) -> dict[str, object]:
+        words = [str(need_hostd()), "--status", "--json", "--run-dir", str(self.run_dir)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        found: dict[str, object] = json.loads(done.stdout) if done.stdout else {}
+        return found
+
+    def runs(self) -> bool:
+        return self.get("run") == 1
+
+
+def children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in path.read_text().split()]
+
+
+def wait(what: Callable[[], bool], seconds: float = 10) -> float:
+    """How long it took."""
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() - began < seconds, "it did not come"
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with ExitStack() as stack:
+        yield Host(stack, tmp_path)
+
+
+def hand_of(driver: subprocess.Popen[str]) -> int:
+    (pid,) = children(driver.pid)
+    return pid
+
+
+def end(driver: subprocess.Popen[str]) -> str:
+    driver.terminate()
+    _, said = driver.communicate(timeout=10)
+    assert driver.returncode == 0, said
+    return said
+
+
+def test_runs_and_rests(host: Host) -> None:
+    driver = host.driver()
+    wait(lambda: host.status().get("state") == "rests")
+    assert host.found() == FOUND
+    host.leave(4)
+    wait(host.runs)
+    assert host.get("sleep_millisecs") == 20
+    wait(lambda: host.status()["state"] == "runs")
+    assert host.status()["left"] == 4 << 20
+    # it gains, and goes on; then four scans bring nothing
+    host.put("pages_sharing", 100)
+    time.sleep(0.5)
+    host.put("full_scans", 10)
+    time.sleep(0.5)
+    assert host.runs()
+    host.put("full_scans", 11)
+    wait(lambda: host.found() == FOUND)
+    wait(lambda: host.status()["state"] == "rests")
+    host.leave(2)
+    wait(host.runs)
+    said = end(driver)
+    assert host.found() == FOUND
+    assert "ended" in said
+    assert host.status() == {}
+    assert not list(host.run_dir.iterdir())
+
+
+@pytest.mark.parametrize("who", ["driver", "hand", "both"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_dies(host: Host, who: str, how: signal.Signals) -> None:
+    driver = host.driver()
+    host.leave(4)
+    wait(host.runs)
+    hand = hand_of(driver)
+    victims = {"driver": [driver.pid], "hand": [hand], "both": [hand, driver.pid]}
+    for pid in victims[who]:
+        os.kill(pid, how)
+    if who == "both":
+        # nobody is left; the next one puts them back, and goes on
+        time.sleep(SOON)
+        assert host.runs()
+        if how == signal.SIGSTOP:
+            for pid in victims[who]:
+                os.kill(pid, signal.SIGKILL)
+        driver.wait()
+        host.leave(0)
+        driver = host.driver()
+    assert wait(lambda: host.found() == FOUND) < SOON
+    if who == "hand":
+        # another one takes its place
+        wait(host.runs)
+        assert hand_of(driver) != hand
+    elif how == signal.SIGSTOP and who == "driver":
+        time.sleep(0.5)
+        assert host.found() == FOUND
+        driver.send_signal(signal.SIGCONT)
+        wait(host.runs)
+    if driver.poll() is None:
+        end(driver)
+    assert host.found() == FOUND
+
+
+def test_second_waits(host: Host) -> None:
+    first = host.driver()
+    host.leave(4)
+    wait(host.runs)
+    second = host.driver()
+    time.sleep(0.5)
+    assert len(children(second.pid)) == 0
+    first.kill()
+    assert wait(lambda: host.found() == FOUND) < SOON
+    # the second takes over
+    wait(host.runs)
+    said = end(second)
+    assert "another ksm-hostd" in said
+    assert host.found() == FOUND
+
+
+@pytest.mark.parametrize("knob", FOUND)
+def test_steps_back(host: Host, knob: str) -> None:
+    driver = host.driver()
+    host.leave(4)
+    wait(host.runs)
+    theirs = 0 if knob == "run" else 4321
+    host.put(knob, theirs)
+    wait(lambda: host.status().get("state") == "passive")
+    assert host.found() == FOUND | {knob: theirs}
+    host.leave(8)
+    time.sleep(1)
+    assert host.found() == FOUND | {knob: theirs}
+    assert knob in str(host.status()["why"])
+    driver.send_signal(signal.SIGHUP)
+    host.leave(9)
+    wait(host.runs)
+    assert knob in end(driver)
+    assert host.found() == FOUND | {knob: theirs}
+
+
+def test_already_runs(host: Host) -> None:
+    host.put("run", 1)
+    driver = host.driver()
+    host.leave(4)
+    wait(lambda: host.status().get("state") == "passive")
+    assert host.found() == FOUND | {"run": 1}
+    assert "already" in end(driver)
+    assert host.found() == FOUND | {"run": 1}
+
+
+def test_advisor(host: Host) -> None:
+    driver = host.driver()
+    host.leave(4)
+    wait(host.runs)
+    host.put("advisor_mode", "none [scan-time]")
+    wait(lambda: host.found() == FOUND)
+    assert "scan-time" in end(driver)
+
+
+def test_no_run_directory(host: Host) -> None:
+    host.run_dir.rmdir()
+    driver = host.driver()
+    host.leave(4)
+    wait(host.runs)
+    driver.kill()
+    assert wait(lambda: host.found() == FOUND) < SOON
+    _, said = driver.communicate(timeout=10)
+    assert "cannot be written" in said
+
+
+def test_daemon_comes_and_goes(host: Host) -> None:
+    driver = host.driver()
+    host.leave(4)
+    wait(host.runs)
+    os.kill(host.daemon.pid, signal.SIGSTOP)
+    time.sleep(2)
+    # it goes by what it heard last
+    assert host.runs()
+    os.kill(host.daemon.pid, signal.SIGCONT)
+    host.leave(0)
+    wait(lambda: host.found() == FOUND)
+    host.daemon.stop()
+    time.sleep(1)
+    end(driver)
+
+
+def test_wrong_options() -> None:
+    for words in (["--max-cpu", "0"], ["--json"], ["what"], ["--nothing"]):
+        done = subprocess.run([need_hostd(), *words], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr
+
+
+def test_no_ksm(tmp_path: Path) -> None:
+    words = [str(need_hostd()), "--root", str(tmp_path), "--run-dir", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 1
+    assert "no KSM" in done.stderr
