@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -65,9 +66,7 @@ class Host:
     def leave(self, mib: int) -> None:
         """The member gives so much to ksmd."""
         self._given += 1
-        self._member.send(
-            struct.pack("<IIQQQQ", 16, 0, 0, mib << 20, self._given, 0)
-        )
+        self._member.send(struct.pack("<IIQQQQ", 16, 0, 0, mib << 20, self._given, 0))
 
     def options(self) -> list[str]:
         return [
@@ -89,7 +88,13 @@ class Host:
         return process
 
     def status(self) -> dict[str, object]:
-        words = [str(need_hostd()), "--status", "--json", "--run-dir", str(self.run_dir)]
+        words = [
+            str(need_hostd()),
+            "--status",
+            "--json",
+            "--run-dir",
+            str(self.run_dir),
+        ]
         done = subprocess.run(words, capture_output=True, text=True)
         found: dict[str, object] = json.loads(done.stdout) if done.stdout else {}
         return found
@@ -272,6 +277,23 @@ def test_daemon_comes_and_goes(host: Host) -> None:
     host.daemon.stop()
     time.sleep(1)
     end(driver)
+
+
+def test_no_right(root: None) -> None:
+    """Passive, and it says what an administrator can do."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory()))
+        directory.chmod(0o755)
+        host = Host(stack, directory)
+        nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        words = [*nobody, str(need_hostd()), *host.options()]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as driver:
+            host.leave(4)
+            time.sleep(1)
+            assert driver.poll() is None
+            said = end(driver)
+        assert host.found() == FOUND
+    assert "systemctl start ksm-hostd" in said
 
 
 def test_wrong_options() -> None:

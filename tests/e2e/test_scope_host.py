@@ -15,11 +15,13 @@ from test_scope_vm import churn, spec_of
 
 from guest.qemu import Guest, GuestSpec
 from host import ksmsys
+from host.hostd import Hostd
 from host.ksm_guard import guard
 from host.poold import Poold
 
 pytestmark = pytest.mark.timeout(900)
 
+KNOBS = ("run", "sleep_millisecs", "pages_to_scan")
 FAST = {"pages_to_scan": 20000, "sleep_millisecs": 10, "smart_scan": 0}
 
 
@@ -80,6 +82,38 @@ def test_ours_first_then_the_kernel(image: Path, scope_vm: str) -> None:
         assert pooled(guests[0]) == 0
         guests[0].wait_for("nothing of ksmd's", lambda: by_kernel(guests[0]) == 0, 60)
         assert left(guests[0]) == 0
+        for guest in guests:
+            assert guest.verify() == 0
+
+
+def test_driven(image: Path, scope_vm: str) -> None:
+    """ksm-hostd runs ksmd for what is left, and not longer."""
+    reason = ksmsys.why_not_controllable()
+    if reason:
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        stack.enter_context(guard())
+        knobs = stack.enter_context(ksmsys.KsmKnobs())
+        knobs.set(run=0)
+        found = {name: ksmsys.read(name) for name in KNOBS}
+        daemon = stack.enter_context(Poold())
+        hostd = stack.enter_context(Hostd(daemon.socket, "--max-cpu", "100"))
+        guests = [
+            boot(stack, image, host_spec(daemon, f"guest{i}", i + 1)) for i in range(2)
+        ]
+        for guest in guests:
+            guest.wait_ready()
+        assert ksmsys.read("run") == 0
+        for guest in guests:
+            guest.command("alloc 24 alone")
+        for guest in guests:
+            guest.wait_for("merged by ksmd", lambda g=guest: by_kernel(g) > 1000, 180)
+        assert daemon.status()["left"] > 0
+        guests[0].wait_for("ksmd stopped", lambda: ksmsys.read("run") == 0, 60)
+        assert hostd.status()["state"] == "rests"
+        assert found == {name: ksmsys.read(name) for name in KNOBS}
+        merged = [by_kernel(guest) for guest in guests]
+        assert daemon.status()["left_merged"] == pytest.approx(sum(merged), rel=0.2)
         for guest in guests:
             assert guest.verify() == 0
 

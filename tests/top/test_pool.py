@@ -22,13 +22,14 @@ from top import pool
 def state(*members: bytes, count: int | None = None) -> bytes:
     number = len(members) if count is None else count
     numbers = [7, 60, 4096, 1000, 9999, 5_000, 20, 21, 22, 23, 3, 2, 1, 30, 31]
-    numbers.append(2_500_000_000)
+    numbers += [2_500_000_000, 4 << 20, 3, 40]
     head = struct.pack("<IIQ", 15, number, 0)
-    return head + struct.pack("<16QII", *numbers, number, 0) + b"".join(members)
+    return head + struct.pack("<19QII", *numbers, number, 0) + b"".join(members)
 
 
 def member(name: bytes, pid: int, holds: int) -> bytes:
-    return struct.pack("<64sIIQQQQ", name, pid, 1, 131072, holds, 500_500, 600)
+    head = struct.pack("<64sIIQQQQ", name, pid, 1, 131072, holds, 500_500, 600)
+    return head + struct.pack("<QQQ", 2 << 20, 1, 20)
 
 
 @contextmanager

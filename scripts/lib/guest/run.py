@@ -20,6 +20,7 @@ from typing import Any
 from guest.qemu import Guest, GuestError, GuestSpec, pool_size
 from host import ksmsys
 from host.ksm_guard import guard
+from host.hostd import Hostd
 from host.poold import Poold
 
 MIB = 1 << 20
@@ -30,7 +31,7 @@ SCOPES = ("plain", "kernel", "host", "zero", "vm", "group")
 BY_KERNEL = ("plain", "kernel")
 #: ... in a pool that a daemon has
 BY_DAEMON = ("host", "group")
-#: ... and ksmd is run
+#: ... and ksmd runs, for "host" as ksm-hostd has it
 WITH_KSMD = ("plain", "kernel", "host")
 #: ksmd's speed for the demo: some 100,000 pages a second.  Smart scan skips
 #: pages that found no equal for a while; in the first minutes, the ones shown
@@ -157,6 +158,10 @@ class Run:
         self.ksmd = ksmd or KSMD_FAST
         self.result = RunResult(scope, guests, memory_mib)
         self.poold = Poold() if scope in BY_DAEMON else None
+        self.hostd: Hostd | None = None
+        if scope == "host" and self.poold is not None:
+            speed = ["--max-cpu", str(max_cpu)] if max_cpu else []
+            self.hostd = Hostd(self.poold.socket, *speed)
         backend, properties = backend_for(
             scope, max_cpu, self.poold.socket if self.poold is not None else None
         )
@@ -239,7 +244,9 @@ class Run:
         self._cpu_began = self._merge_cpu(self._stats())
         self._scans_began = self._full_scans(self._stats())
         self._began = time.monotonic()
-        if self._knobs is not None:
+        if self.hostd is not None:
+            self._stack.enter_context(self.hostd)
+        elif self._knobs is not None:
             for name, value in self.ksmd.items():
                 # smart_scan came with Linux 6.7
                 if ksmsys.read(name) is not None:
@@ -319,6 +326,7 @@ class Run:
         if self.scope in BY_KERNEL:
             return ksmsys.ksmd_cpu_s(self._ksmd)
         others = self.poold.cpu_s() if self.poold is not None else 0.0
+        others += self.hostd.cpu_s() if self.hostd is not None else 0.0
         if self.scope in WITH_KSMD:
             others += ksmsys.ksmd_cpu_s(self._ksmd)
         return sum(self._engine_cpu(each) for each in stats) + others

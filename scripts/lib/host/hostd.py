@@ -61,6 +61,17 @@ class Hostd:
         assert self._process is not None
         return self._process.pid
 
+    def cpu_s(self) -> float:
+        """Of both processes; 0 before it was started."""
+        if self._process is None:
+            return 0.0
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        pids = [self.pid, *(int(word) for word in children.split())]
+        return sum(
+            int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+            for pid in pids
+        )
+
     def status(self) -> dict[str, Any]:
         """What --status says; empty while it does not run yet."""
         words = [str(need_hostd()), "--status", "--json"]
