@@ -74,7 +74,7 @@ static void set_speed(Drive *d, const DriveSeen *seen)
     if (ns >= SPEED_NS) {
         double much = cpu ? (double)ns * share / 100 / cpu : 2;
 
-        /* step by step: what a page costs depends on what was in the last ones */
+        /* step by step: a page costs what is in it */
         d->pages *= CLAMP(much, 0.5, 2);
         d->cpu_ns = seen->cpu_ns;
         d->at_ns = seen->now_ns;

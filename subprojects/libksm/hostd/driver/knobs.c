@@ -65,7 +65,7 @@ char *knobs_advisor(const char *dir)
     return g_strndup(begin + 1, end - begin - 1);
 }
 
-/* As it is to be found by record_find(); where there is no room, there is none. */
+/* For record_find(); where there is no room for a file, there is none. */
 static void record_save(const Record *r)
 {
     g_autofree char *text = NULL;

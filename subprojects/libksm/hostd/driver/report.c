@@ -27,7 +27,7 @@ static const char *const names[] = {
 };
 
 static const char *const texts[] = {
-    [REPORT_WAITS] = "another ksm-hostd drives ksmd; this one waits for its end",
+    [REPORT_WAITS] = "another ksm-hostd drives ksmd; waits for its end",
     [REPORT_RESTS] = "ksmd is stopped: there is nothing for it to do",
     [REPORT_RUNS] = "ksmd runs",
     [REPORT_PASSIVE] = "ksmd is left alone",
@@ -60,7 +60,10 @@ void report(Report *r, ReportState state, const char *why, const Seer *s)
         r->state = state;
         g_free(r->why);
         r->why = g_strdup(why);
-        fprintf(stderr, "ksm-hostd: %s\n", status + strlen("STATUS="));
+        /* what comes and goes every few minutes is no news for a log */
+        if (state != REPORT_RESTS && state != REPORT_RUNS) {
+            fprintf(stderr, "ksm-hostd: %s\n", status + strlen("STATUS="));
+        }
         socket_notify(status);
     }
     if (news || now - r->written_ns >= WRITE_NS) {

@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A file of lines, "name value", that --status reads; a line on stderr, and for
- * systemd, when the state becomes another.
+ * A file of lines, "name value", that --status reads; a line for systemd when
+ * the state becomes another, and on stderr if that is unusual.
  */
 #ifndef DRIVER_REPORT_H
 #define DRIVER_REPORT_H

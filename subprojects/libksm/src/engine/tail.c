@@ -28,7 +28,7 @@ static uint64_t knob(const char *path)
 {
     g_autofree char *text = prim_read_file(path, NULL);
 
-    return text ? strtoull(text, NULL, 10) : 0;
+    return text ? g_ascii_strtoull(text, NULL, 10) : 0;
 }
 
 /* How far ksmd has come, and what its pages save. */
