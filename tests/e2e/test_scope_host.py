@@ -107,13 +107,17 @@ def test_driven(image: Path, scope_vm: str) -> None:
         for guest in guests:
             guest.command("alloc 24 alone")
         for guest in guests:
-            guest.wait_for("merged by ksmd", lambda g=guest: by_kernel(g) > 1000, 180)
-        assert daemon.status()["left"] > 0
-        guests[0].wait_for("ksmd stopped", lambda: ksmsys.read("run") == 0, 60)
-        assert hostd.status()["state"] == "rests"
-        assert found == {name: ksmsys.read(name) for name in KNOBS}
-        merged = [by_kernel(guest) for guest in guests]
-        assert daemon.status()["left_merged"] == pytest.approx(sum(merged), rel=0.2)
+            guest.wait_for("merged by ksmd", lambda g=guest: by_kernel(g) > 0, 180)
+        status = daemon.status()
+        assert status["left"] == sum(each["left"] for each in status["members"]) > 0
+        assert status["left_merged"] > 0
+
+        def rests() -> bool:
+            knobs = {name: ksmsys.read(name) for name in KNOBS}
+            return hostd.status()["state"] == "rests" and found == knobs
+
+        # it may have been begun again, for what was given meanwhile
+        guests[0].wait_for("ksmd stopped", rests, 60)
         for guest in guests:
             assert guest.verify() == 0
 
