@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import time
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -65,12 +66,12 @@ def pair(image: Path, daemon: Poold, tmp_path: Path) -> Iterator[list[Guest]]:
     """Two members that share, and stand still."""
     with ExitStack() as stack:
         specs = [group_spec(daemon, f"top{n}", seed=n) for n in (1, 2)]
-        guests = [
-            stack.enter_context(Guest(with_socket(spec, tmp_path), image))
-            for spec in specs
-        ]
-        for guest in guests:
-            guest.ram()
+        guests = []
+        for spec in specs:
+            guests.append(
+                stack.enter_context(Guest(with_socket(spec, tmp_path), image))
+            )
+            guests[-1].ram()
         for guest in guests:
             guest.wait_ready()
             guest.command("alloc 8 pattern")
@@ -153,17 +154,30 @@ def test_figures_are_the_guests(pair: list[Guest], daemon: Poold) -> None:
     # while they do not: to the byte
     for one in pair:
         one.qmp("qom-set", path="/objects/ram0", property="run", value=False)
-    snapshot = look("--pool", str(daemon.socket))
+    said, snapshot = look_at_rest(pair, daemon)
     found = by_name(snapshot)
     for one in pair:
         name = one.spec.name
-        assert shown(found[name]) == expected(one, one.ksm_stats())
+        assert shown(found[name]) == said[name]
         # the kernel's count of the same memory
         assert found[name]["resident"] == one.ram_usage().resident
         assert found[name]["saved"]["own"] > 1000 * PAGE
         assert found[name]["saved"]["group"] > 1000 * PAGE
     check_pool(snapshot, daemon, pair)
     check_total(snapshot)
+
+
+def look_at_rest(
+    pair: list[Guest], daemon: Poold
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the guests say, and what is shown: when nothing moved between."""
+    for _ in range(60):
+        before = {g.spec.name: expected(g, g.ksm_stats()) for g in pair}
+        snapshot = look("--pool", str(daemon.socket))
+        if before == {g.spec.name: expected(g, g.ksm_stats()) for g in pair}:
+            return before, snapshot
+        time.sleep(0.5)
+    raise AssertionError("the guests never rest")
 
 
 def check_pool(snapshot: dict[str, Any], daemon: Poold, pair: list[Guest]) -> None:
