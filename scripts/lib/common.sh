@@ -13,7 +13,8 @@ export EXIT_USAGE EXIT_LACKING
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # Everything worth keeping between checkouts.  Deleting it costs time only.
-cache=${QEMU_KSM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/qemu-ksm}
+# systemd gives root's services no HOME.
+cache=${QEMU_KSM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/qemu-ksm}
 export top cache
 
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }

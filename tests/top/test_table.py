@@ -47,7 +47,7 @@ def test_whole() -> None:
     assert "2 of 3" in total and "763M" in total
     assert any(cells(line)[:3] == ["tenant", "up", "1"] for line in lines)
     assert any("no daemon runs" in line for line in lines)
-    assert "ksmd: runs, saved 4.0K, profit -640B" in "\n".join(lines)
+    assert "ksmd: runs, 1.5s since boot, saved 4.0K, profit -640B" in "\n".join(lines)
     assert lines[-1].strip() == "a note"
 
 

@@ -192,7 +192,10 @@ class Snapshot:
 
 
 def total(guests: list[Guest], pools: list[Pool], kernel: Kernel) -> Total:
-    """The daemons' tables and ksmd's time are paid by nobody else."""
+    """The daemons' tables and ksmd's time are paid by nobody else.
+
+    ksmd's is since boot, and also others': only what it takes now is added.
+    """
     sums = Total(
         guests=len(guests),
         answered=sum(guest.answered for guest in guests),
@@ -205,9 +208,8 @@ def total(guests: list[Guest], pools: list[Pool], kernel: Kernel) -> Total:
     tables = total_of(pool.metadata for pool in pools)
     sums.cost.metadata = tables + total_of(guest.cost.metadata for guest in guests)
     sums.cost.page_tables = total_of(guest.cost.page_tables for guest in guests)
-    costs: list[Cost | Pool | Kernel] = [guest.cost for guest in guests]
-    costs += [*pools, kernel]
+    costs: list[Cost | Pool] = [*(guest.cost for guest in guests), *pools]
     sums.cost.cpu_seconds = add(*(each.cpu_seconds for each in costs))
-    sums.cost.cpu_share = add(*(each.cpu_share for each in costs))
+    sums.cost.cpu_share = add(*(each.cpu_share for each in costs), kernel.cpu_share)
     sums.profit = total_of(guest.profit for guest in guests) - tables
     return sums

@@ -207,6 +207,7 @@ def ksmd_line(kernel: Kernel) -> str:
     words = ["runs" if kernel.running else "does not run"]
     if kernel.cpu_share is not None:
         words.append(f"cpu {units.percent(kernel.cpu_share)} %")
+    words.append(f"{units.seconds(kernel.cpu_seconds)} since boot")
     words.append(f"saved {units.size(kernel.saved)}")
     words.append(f"profit {units.size(kernel.profit)}")
     return "ksmd: " + ", ".join(words)
