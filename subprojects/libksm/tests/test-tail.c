@@ -40,7 +40,7 @@ static bool left_start(Left *l, bool home, KsmDirtySource dirty)
         return false;
     }
     l->e = ksm_engine_new(&config, &error);
-    g_assert_no_error(error);
+    g_assert(!error);
     l->m = mem_new(PAIR_PAGES, 0, MEM_SMALL);
     for (size_t i = 0; i < PAIR_PAGES; i++) {
         bool equal = i % EACH == 0;
