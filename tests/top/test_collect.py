@@ -132,6 +132,8 @@ def test_stopped(start: Start, host: Host) -> None:
     one = name()
     process = start(one)
     process.send_signal(signal.SIGSTOP)
+    # also while the signal is on its way
+    assert find(host, one).state == "stopped"
     begin = time.monotonic()
     assert find(host, one).state == "stopped"
     assert time.monotonic() - begin < LIMIT

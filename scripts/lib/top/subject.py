@@ -88,6 +88,10 @@ class Subject:
         if named and "name" in named:
             guest.name = str(named["name"])
 
+    def _is_stopped(self) -> bool:
+        now = procfs.process(self.process.pid) if self.process else None
+        return now is not None and now.state in "Tt"
+
     def ask(self, kernel: Kernel, seconds: float) -> Guest:
         guest = self.guest()
         stat = None
@@ -96,7 +100,9 @@ class Subject:
             if guest.answered:
                 guest.reasons = [] if guest.state == "plain" else guest.reasons
         except qmp.NoAnswer as why:
-            guest.unanswered(why.state, why.text)
+            # it may have been stopped after we looked
+            stopped = why.state == "silent" and self._is_stopped()
+            guest.unanswered("stopped" if stopped else why.state, why.text)
         except ODD:
             # what was filled in may be wrong, too
             guest = self.guest()
