@@ -21,7 +21,7 @@ from top import pool
 from top.collect import Host, Sources
 from top.model import Guest, Snapshot
 
-LIMIT = 0.5
+LIMIT = 2.0
 Start = Callable[..., subprocess.Popen[str]]
 
 
