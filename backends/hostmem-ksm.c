@@ -215,7 +215,7 @@ static void ksm_backend_complete(UserCreatable *uc, Error **errp)
         ksm->config.dump = backend->dump;
         ksm->guest = ksm_guest_new(host_memory_backend_get_memory(backend),
                                    &ksm->config, &ksm->tuning);
-        ksm->balloon = ksm_balloon_new(ksm->guest, ksm->config.free_policy);
+        ksm->balloon = ksm_balloon_new(ksm->guest);
     }
 }
 

@@ -3,8 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A KsmFreer without an engine applies the property 'free-policy' to RAM with
- * scope=host.  The engine, which knows merged pages, applies it to other RAM.
+ * The engine, which knows merged pages, applies the property 'free-policy'.
+ * RAM that the kernel's KSM merges is discarded: lazily freed, a page of its
+ * stable tree can be lost to others (libksm-free.h).
  *
  * Under these conditions virtio-balloon discards nothing, and nothing may be
  * freed lazily:
@@ -20,42 +21,26 @@
  *
  * Free page hints (for migration) are no releases: these pages are not sent.
  *
- * Leaves to others: lazy or eager (libksm, room free), merged pages
- * (ksm-guest.c), the monitor (ksm-stats.c).
+ * Leaves to others: lazy or eager, and merged pages (ksm-guest.c, libksm), the
+ * monitor (ksm-stats.c).
  */
 
 #include "qemu/osdep.h"
-#include "block/aio.h"
-#include "block/thread-pool.h"
 #include "exec/cpu-common.h"
 #include "hw/mem/ksm-compat.h"
 #include "hw/mem/ksm-balloon.h"
 #include "hw/qdev-core.h"
 #include "hw/virtio/virtio-balloon.h"
 #include "ksm-guest.h"
-#include "ksm-schema.h"
-#include "libksm-free.h"
 #include "migration/misc.h"
-#include "qemu/atomic.h"
 #include "qemu/queue.h"
-#include "qemu/timer.h"
 #include "qom/object.h"
 #include "trace.h"
-
-/* How often to see whether RAM may be discarded again. */
-#define RETRY_NS (1000 * 1000 * 1000)
-/* Steps of the freer in one go of a worker. */
-#define STEPS 64
 
 struct KsmBalloon {
     KsmGuest *guest;
     QLIST_ENTRY(KsmBalloon) next;
-    KsmFreer *freer;            /* NULL: the engine decides (zero, vm) */
-    /* the rest: only with a freer */
-    QEMUTimer *timer;           /* for memory that has been free long enough */
-    bool working;               /* a worker thread has the freer */
-    bool gone;                  /* ... and is the last to use it */
-    int64_t wait;               /* until its next step: ns, or -1 */
+    uint64_t discarded;         /* pages, of RAM that the kernel merges */
 };
 
 /* Pages next to each other that wait for ksm_balloon_flush(). */
@@ -87,77 +72,6 @@ static bool inhibited(void)
            migration_in_incoming_postcopy() || migration_in_bg_snapshot();
 }
 
-static void balloon_delete(KsmBalloon *balloon)
-{
-    if (balloon->timer) {
-        timer_free(balloon->timer);
-    }
-    if (balloon->freer) {
-        ksm_freer_free(balloon->freer);
-    }
-    g_free(balloon);
-}
-
-static void decay_arm(KsmBalloon *balloon, int64_t wait)
-{
-    timer_mod(balloon->timer, qemu_clock_get_ns(QEMU_CLOCK_REALTIME) + wait);
-}
-
-/*
- * In a worker thread, without the BQL: the kernel is slow here.  The memory may
- * go meanwhile: the kernel drops only lazily free pages.
- */
-static int decay_work(void *opaque)
-{
-    KsmBalloon *balloon = opaque;
-    int64_t wait = 0;
-
-    for (int i = 0; i < STEPS && wait == 0; i++) {
-        wait = qatomic_read(&balloon->gone) ? -1
-                                            : ksm_freer_step(balloon->freer);
-    }
-    balloon->wait = wait;
-    return 0;
-}
-
-static void decay_worked(void *opaque, int ret)
-{
-    KsmBalloon *balloon = opaque;
-
-    balloon->working = false;
-    if (balloon->gone) {
-        balloon_delete(balloon);
-        return;
-    }
-    trace_ksm_balloon_decay(balloon, balloon->wait);
-    if (balloon->wait >= 0) {
-        decay_arm(balloon, balloon->wait);
-    }
-}
-
-static void decay_timer(void *opaque)
-{
-    KsmBalloon *balloon = opaque;
-
-    if (inhibited()) {
-        decay_arm(balloon, RETRY_NS);
-    } else if (!balloon->working) {
-        balloon->working = true;
-        thread_pool_submit_aio(decay_work, balloon, decay_worked, balloon);
-    }
-}
-
-static int release_freer(KsmBalloon *balloon, void *host, size_t length)
-{
-    int ret = ksm_freer_release(balloon->freer, host, length);
-
-    /* the first look tells when something is due; after that it goes on */
-    if (!ret && !balloon->working && !timer_pending(balloon->timer)) {
-        decay_arm(balloon, KSM_FREER_STEP_NS);
-    }
-    return ret;
-}
-
 bool ksm_balloon_give(RAMBlock *rb, uint64_t start, size_t length)
 {
     KsmBalloon *balloon = balloon_of(rb);
@@ -169,12 +83,11 @@ bool ksm_balloon_give(RAMBlock *rb, uint64_t start, size_t length)
         start + length > qemu_ram_get_used_length(rb)) {
         return false;
     }
-    if (balloon->freer) {
-        ret = release_freer(balloon,
-                            (uint8_t *)qemu_ram_get_host_addr(rb) + start,
-                            length);
-    } else {
+    if (ksm_guest_is_ours(balloon->guest)) {
         ret = ksm_guest_hint(balloon->guest, start, length);
+    } else {
+        ret = ram_block_discard_range(rb, start, length);
+        balloon->discarded += ret ? 0 : length / qemu_real_host_page_size();
     }
     trace_ksm_balloon_give(qemu_ram_get_idstr(rb), start, length, ret);
     return ret == 0;
@@ -211,16 +124,11 @@ bool ksm_balloon_collect(RAMBlock *rb, uint64_t start, size_t length)
     return true;
 }
 
-KsmBalloon *ksm_balloon_new(KsmGuest *guest, MemoryKsmFreePolicy policy)
+KsmBalloon *ksm_balloon_new(KsmGuest *guest)
 {
     KsmBalloon *balloon = g_new0(KsmBalloon, 1);
 
     balloon->guest = guest;
-    if (!ksm_guest_is_ours(guest)) {
-        balloon->freer = ksm_freer_new(ksm_schema_free_policy(policy));
-        balloon->timer = timer_new_ns(QEMU_CLOCK_REALTIME, decay_timer,
-                                      balloon);
-    }
     QLIST_INSERT_HEAD(&balloons, balloon, next);
     return balloon;
 }
@@ -228,27 +136,16 @@ KsmBalloon *ksm_balloon_new(KsmGuest *guest, MemoryKsmFreePolicy policy)
 void ksm_balloon_free(KsmBalloon *balloon)
 {
     QLIST_REMOVE(balloon, next);
-    qatomic_set(&balloon->gone, true);
-    if (balloon->working) {
-        timer_del(balloon->timer);
-        return;
-    }
-    balloon_delete(balloon);
+    g_free(balloon);
 }
 
-bool ksm_balloon_get_stats(const KsmGuest *guest, KsmBalloonStats *stats)
+bool ksm_balloon_discarded(const KsmGuest *guest, uint64_t *pages)
 {
     KsmBalloon *balloon;
-    KsmFreerStats freed;
 
     QLIST_FOREACH(balloon, &balloons, next) {
-        if (balloon->guest == guest && balloon->freer) {
-            ksm_freer_get_stats(balloon->freer, &freed);
-            *stats = (KsmBalloonStats) {
-                .hinted = freed.released,
-                .eager = freed.eager,
-                .decayed = freed.decayed,
-            };
+        if (balloon->guest == guest && !ksm_guest_is_ours(guest)) {
+            *pages = balloon->discarded;
             return true;
         }
     }

@@ -148,7 +148,6 @@ static void print_backend(Monitor *mon, MemoryKsmBackendStats *b)
     PRINT(size, mon, "lazily free", b, lazy_free);
     PRINT(pages, mon, "freed by guest", b, free_hinted);
     PRINT(pages, mon, "freed at once", b, free_eager);
-    PRINT(pages, mon, "freed after all", b, free_decayed);
     print_engine(mon, b);
     if (b->group) {
         print_group(mon, b->group);

@@ -375,15 +375,11 @@ static void freed_backend_stats(const KsmGuest *guest,
                                 MemoryKsmBackendStats *stats)
 {
     const char *inert = ksm_balloon_inert();
-    KsmBalloonStats freed;
+    uint64_t discarded;
 
-    if (ksm_balloon_get_stats(guest, &freed)) {
-        stats->has_free_hinted = true;
-        stats->free_hinted = freed.hinted;
-        stats->has_free_eager = true;
-        stats->free_eager = freed.eager;
-        stats->has_free_decayed = true;
-        stats->free_decayed = freed.decayed;
+    if (ksm_balloon_discarded(guest, &discarded)) {
+        stats->has_free_hinted = stats->has_free_eager = true;
+        stats->free_hinted = stats->free_eager = discarded;
     }
     if (inert) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_BALLOON_INERT,

@@ -18,9 +18,14 @@
  * to bear; a write makes the page ordinary again, for every access that goes
  * through the page tables.
  *
+ * Not for memory that the kernel's KSM may merge.  A page of its stable tree
+ * that one page table maps is made lazily free like any other, clean, and is
+ * merged with others all the same, which does not make it dirty: reclaim then
+ * drops it from under them, of whichever process they are (seen on Linux
+ * 6.18: madvise_free_pte_range(), replace_page(); docs/devel/ksm-balloon.rst).
+ *
  * Usable without an engine.  Leaves to others: what of the range is merged
- * (it must be plain anonymous memory, or memory that the kernel's KSM
- * merges), and whether it may be discarded at all.
+ * (it must be plain anonymous memory), and whether it may be discarded at all.
  */
 #ifndef LIBKSM_FREE_H
 #define LIBKSM_FREE_H

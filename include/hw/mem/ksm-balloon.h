@@ -15,13 +15,6 @@
 /* One per memory-backend-ksm. */
 typedef struct KsmBalloon KsmBalloon;
 
-/* Pages of one backend that were given back so far. */
-typedef struct KsmBalloonStats {
-    uint64_t hinted;            /* all of them */
-    uint64_t eager;             /* of them: went back to the host at once */
-    uint64_t decayed;           /* went back after having been free a while */
-} KsmBalloonStats;
-
 #ifdef CONFIG_LINUX
 
 /**
@@ -46,13 +39,15 @@ void ksm_balloon_flush(void);
 /**
  * ksm_balloon_new: for the RAM of @guest, which must be freed after it.
  */
-KsmBalloon *ksm_balloon_new(KsmGuest *guest, MemoryKsmFreePolicy policy);
+KsmBalloon *ksm_balloon_new(KsmGuest *guest);
 void ksm_balloon_free(KsmBalloon *balloon);
 
 /**
- * ksm_balloon_get_stats: Return: false if it is not known.
+ * ksm_balloon_discarded: pages of the guest's RAM that were discarded.
+ *
+ * Return: false if the engine knows what was given back.
  */
-bool ksm_balloon_get_stats(const KsmGuest *guest, KsmBalloonStats *stats);
+bool ksm_balloon_discarded(const KsmGuest *guest, uint64_t *pages);
 
 /**
  * ksm_balloon_inert: why the guest gives nothing back, or nothing of that is

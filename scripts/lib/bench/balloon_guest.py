@@ -39,7 +39,7 @@ def free(guest: Guest, mib: int) -> float:
 
 def take(guest: Guest, mib: int) -> float:
     start = time.monotonic()
-    guest.command(f"alloc {mib} pattern")
+    guest.command(f"alloc {mib} random")
     return time.monotonic() - start
 
 
@@ -71,7 +71,7 @@ def balloon_guest(session: Session) -> Metrics:
                 cache_mib=32,
                 private_mib=8,
                 load=0,
-                properties={"free-policy": policy},
+                properties={"scope": "vm", "free-policy": policy},
                 extra=DEVICE,
                 prefix=group.prefix() if group else (),
             )

@@ -34,6 +34,7 @@ static bool left_start(Left *l, bool home, KsmDirtySource dirty)
     config.max_cpu = 100;
     config.dirty = dirty;
     config.tail = true;
+    config.free_policy = KSM_FREE_LAZY;
     if (!ksm_supported(&error)) {
         g_test_skip(error->message);
         g_clear_error(&error);
@@ -217,6 +218,47 @@ static void test_discarded(void)
     left_end(&l);
 }
 
+/* What the kernel may have merged is not released lazily. */
+static void test_hinted(void)
+{
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    passes(&l, 8);
+    g_assert(left_marked(&l) == 2);
+    g_assert(ksm_free_hint(l.r, 0, CHUNK) == 0);
+    g_assert(mem_present(l.m, 0, CHUNK_PAGES) == 0);
+    mem_gone(l.m, 0, CHUNK_PAGES);
+    mem_check(l.m);
+    /* taken away it is like other memory */
+    g_assert(ksm_unmerge(l.r, CHUNK, CHUNK) == 0);
+    g_assert(ksm_free_hint(l.r, CHUNK, CHUNK) == 0);
+    g_assert(mem_present(l.m, CHUNK_PAGES, CHUNK_PAGES) == CHUNK_PAGES);
+    for (size_t i = 0; i < CHUNK_PAGES; i++) {
+        mem_fill(l.m, CHUNK_PAGES + i, 3);
+    }
+    left_end(&l);
+}
+
+/* Nor is memory that its owner marked, or all of whose process is. */
+static void test_hinted_marked(void)
+{
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    util_remove(l.r);
+    g_assert(madvise(l.m->addr, PAIR_PAGES * PAGE, MADV_MERGEABLE) == 0);
+    l.r = util_add(l.e, l.m, &mem_ops);
+    g_assert(ksm_free_hint(l.r, 0, CHUNK) == 0);
+    g_assert(mem_present(l.m, 0, CHUNK_PAGES) == 0);
+    mem_gone(l.m, 0, CHUNK_PAGES);
+    left_end(&l);
+}
+
 static bool has_ksmd(void)
 {
     if (!g_getenv("KSM_TEST_KSMD")) {
@@ -269,6 +311,7 @@ static void ksmd_merges(KsmDirtySource dirty)
     ksm_engine_set_run(l.e, false);
     g_assert(ksm_unmerge(l.r, 0, 2 * CHUNK) == 0);
     g_assert(left_seen(&l).merged == 0);
+    g_assert(util_stats(l.e).kernel_pages == 0);
     left_end(&l);
 }
 
@@ -314,6 +357,8 @@ int main(int argc, char **argv)
     g_test_add_func("/tail/unmerged", test_unmerged);
     g_test_add_func("/tail/off", test_off);
     g_test_add_func("/tail/discarded", test_discarded);
+    g_test_add_func("/tail/hinted", test_hinted);
+    g_test_add_func("/tail/hinted/marked", test_hinted_marked);
     g_test_add_func("/tail/ksmd/merges", test_ksmd);
     g_test_add_func("/tail/ksmd/checksum", test_ksmd_checksum);
     g_test_add_func("/tail/ksmd/beside", test_ksmd_beside);

@@ -40,6 +40,16 @@ static int run_replace(KsmEngine *e, KsmRegion *r, const PageRun *run)
     return PAGE_BROKEN;
 }
 
+/*
+ * May the kernel have merged pages of the run?  MADV_FREE lets reclaim drop such
+ * a page if nobody else maps it: merged with others after that, it is dropped
+ * from under them (libksm-free.h).
+ */
+static bool run_is_kernels(KsmRegion *r, size_t page)
+{
+    return r->mergeable || (page_chunk(r, page)->flags & CHUNK_TAIL);
+}
+
 /* Returns the state of the run's pages from now on, or -errno. */
 static int run_empty(KsmEngine *e, KsmRegion *r, const PageRun *run,
                      bool lazy)
@@ -69,10 +79,11 @@ int discard_range(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
 
     while (page < end) {
         PageRun run = region_run(r, page, end);
-        int state = run_empty(e, r, &run, lazy);
+        bool later = lazy && !run_is_kernels(r, page);
+        int state = run_empty(e, r, &run, later);
 
-        if (run.mapped || run.barred || !lazy) {
-            r->chunk[page / CHUNK_PAGES].flags |= CHUNK_VISIT;
+        if (run.mapped || run.barred || !later) {
+            page_chunk(r, page)->flags |= CHUNK_VISIT;
         }
         if (state < 0) {
             return state;

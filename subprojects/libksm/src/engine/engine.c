@@ -567,6 +567,7 @@ static void region_drop(KsmEngine *e, KsmRegion *r)
     g_ptr_array_remove(e->regions, r);
     scan_forget(e, r);
     tail_forget(e, r);
+    tail_tell(e);
     for (size_t i = 0; i < r->n_pages; i++) {
         if (page_state(r, i) != PAGE_OUTSIDE) {
             content_leave(&e->content, r, i, PAGE_HOLE);

@@ -77,7 +77,11 @@ static bool chunk_has_merged(KsmEngine *e, KsmRegion *r, size_t chunk)
            memchr(merged, true, sizeof(merged));
 }
 
-/* All of the chunk that is plain memory; 0 or -errno of the first refusal. */
+/*
+ * All of the chunk that is plain memory; 0 or -errno of the first refusal.  Not
+ * of a gap: madvise() does the rest all the same, and then says ENOMEM.  Where
+ * memory or mappings are wanting it says EAGAIN.
+ */
 static int chunk_advise(KsmRegion *r, size_t chunk, int advice)
 {
     size_t page = MAX(chunk * CHUNK_PAGES, region_first(r));
@@ -88,27 +92,45 @@ static int chunk_advise(KsmRegion *r, size_t chunk, int advice)
         PageRun run = region_run(r, page, end);
 
         if (!run.mapped && !run.barred) {
-            int err = prim.advise(run.addr, run.len, advice);
+            int err;
 
-            ret = ret < 0 ? ret : err;
+            do {
+                err = prim.advise(run.addr, run.len, advice);
+            } while (err == -EINTR);
+            ret = ret < 0 || err == -ENOMEM ? ret : err;
         }
         page += run.n;
     }
     return ret;
 }
 
+/* What the kernel had merged is a page of its own again. */
+static void chunk_returned(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    size_t page = chunk * CHUNK_PAGES;
+
+    for (unsigned i = 0; i < CHUNK_PAGES && r->chunk[chunk].kernel; i++) {
+        if (page_state(r, page + i) == PAGE_KERNEL) {
+            content_leave(&e->content, r, page + i, PAGE_NEW);
+            page_mark(r, page + i, r->dirty == KSM_DIRTY_CHECKSUM);
+        }
+    }
+}
+
+/* 0 or -ENOMEM.  A kernel without KSM, EINVAL, has merged nothing. */
 static int chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk, uint8_t rest)
 {
     KsmChunk *c = &r->chunk[chunk];
-    int ret = chunk_advise(r, chunk, MADV_UNMERGEABLE);
 
-    if (ret == 0) {
-        c->flags &= ~CHUNK_TAIL;
-        c->flags |= CHUNK_VISIT;
-        c->tail_wait = rest;
-        e->tail.chunks--;
+    if (chunk_advise(r, chunk, MADV_UNMERGEABLE) == -EAGAIN) {
+        return -ENOMEM;
     }
-    return ret;
+    chunk_returned(e, r, chunk);
+    c->flags &= ~CHUNK_TAIL;
+    c->flags |= CHUNK_VISIT;
+    c->tail_wait = rest;
+    e->tail.chunks--;
+    return 0;
 }
 
 static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
@@ -205,7 +227,8 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
 
 void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
-    if ((r->chunk[chunk].flags & CHUNK_TAIL) && !r->chunk[chunk].kernel) {
+    if ((r->chunk[chunk].flags & CHUNK_TAIL) && !r->chunk[chunk].kernel &&
+        !chunk_has_merged(e, r, chunk)) {
         chunk_take(e, r, chunk, QUIET_PASSES);
     }
 }
@@ -274,9 +297,11 @@ int tail_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     int ret = 0;
 
     r->unmerging++;
-    for (; chunk < end && ret == 0; chunk++) {
+    for (; chunk < end; chunk++) {
         if (r->chunk[chunk].flags & CHUNK_TAIL) {
-            ret = chunk_take(e, r, chunk, QUIET_PASSES);
+            int err = chunk_take(e, r, chunk, QUIET_PASSES);
+
+            ret = ret < 0 ? ret : err;
             lock_release(&e->lock);
             lock_take(&e->lock);
         }

@@ -101,6 +101,7 @@ static const char *flags_keep(KsmRegion *r, const gchar *const *flags)
             return "its parts differ in MADV_DONTFORK or MADV_DONTDUMP";
         }
     }
+    r->mergeable |= g_strv_contains(flags, "mg");
     if (!r->seen_flags && g_strv_contains(flags, "nr")) {
         r->map_flags = MAP_NORESERVE;
     }

@@ -122,6 +122,7 @@ struct KsmRegion {
     /* attributes to give to what is mapped anew */
     int map_flags;          /* MAP_NORESERVE, if the memory has it */
     bool seen_flags;        /* of the first mapping */
+    bool mergeable;         /* for the kernel's KSM, by its owner's doing */
     int advice[4];
     unsigned n_advice;
     int policy;             /* NUMA; -1: none */

@@ -185,9 +185,8 @@ static void let_go(KsmFreer *freer, GList *link)
 }
 
 /*
- * MADV_FREE passes over a page that others map too (merged by KSM, shared with
- * a child): it stays merged.  Being lazy gains nothing there, so it is
- * dropped.  One call per run of the same kind.
+ * MADV_FREE passes over a page that is shared with a child.  Being lazy gains
+ * nothing there, so it is dropped.  One call per run of the same kind.
  */
 static int free_lazily(KsmFreer *freer, char *addr, size_t len)
 {
