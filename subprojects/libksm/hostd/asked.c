@@ -447,12 +447,12 @@ static bool resize(Asked *a, size_t n)
 }
 
 /* By a quarter at least: an entry is moved a few times, not more. */
-void asked_room(Asked *a, uint64_t hashes)
+void asked_room(Asked *a, uint64_t hashes, bool may_grow)
 {
     size_t n = MIN(buckets_for(a->count + hashes), a->most);
 
     a->rests = false;
-    if (n > a->n && may_resize(a)) {
+    if (may_grow && n > a->n && may_resize(a)) {
         resize(a, MIN(MAX(n, a->n + a->n / 4), a->most));
     }
     /* what comes now would fill buckets that are still to be moved */
@@ -491,20 +491,19 @@ static bool sweep_begin(Asked *a)
     return a->sweeps;
 }
 
+/* What is left of an entry that nobody asks for may be 0, as what ends them. */
 static void bucket_sweep(Asked *a, AskedBucket *b)
 {
-    unsigned kept = 0;
+    unsigned kept = 0, n = 0;
 
-    for (unsigned k = 0; k < ASKED_WAYS && b->entry[k]; k++) {
-        entry_drop(&b->entry[k], a->sweeping);
-        if (!entry_is_empty(b->entry[k])) {
-            b->entry[kept++] = b->entry[k];
+    for (; n < ASKED_WAYS && b->entry[n]; n++) {
+        entry_drop(&b->entry[n], a->sweeping);
+        if (!entry_is_empty(b->entry[n])) {
+            b->entry[kept++] = b->entry[n];
         }
     }
-    for (; kept < ASKED_WAYS && b->entry[kept]; kept++) {
-        b->entry[kept] = 0;
-        a->count--;
-    }
+    memset(b->entry + kept, 0, (n - kept) * sizeof(b->entry[0]));
+    a->count -= n - kept;
 }
 
 static void sweep_step(Asked *a)

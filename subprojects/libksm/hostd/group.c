@@ -306,7 +306,8 @@ void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
 {
     uint64_t now = prim.now_ns();
 
-    asked_room(&g->asked, n);
+    /* a table that does not grow forgets: no daemon is killed for it */
+    asked_room(&g->asked, n, !memcg_is_tight(&g->memcg));
     for (unsigned i = 0; i < n + PREFETCH; i++) {
         if (i < n) {
             index_prefetch(&g->index, hash[i]);
@@ -796,6 +797,7 @@ static void slot_index(Group *g, uint32_t slot)
 void group_adopt(Group *g, uint32_t top, size_t file_slots)
 {
     pool_adopt(&g->pool, top, file_slots);
+    asked_limit(&g->asked, asked_size(g));
     g->index_room = MAX(g->index_room, g->pool.shared);
     index_reserve(&g->index, g->index_room);
     for (uint32_t s = 0; s < top; s++) {

@@ -78,8 +78,11 @@ static char *printable(const char name[64])
     g_autofree char *text = g_strndup(name, 63);
     char *valid = g_utf8_make_valid(text, -1);
 
-    for (char *c = valid; *c; c++) {
-        *c = g_ascii_iscntrl(*c) ? '?' : *c;
+    /* among them those of two bytes, as U+009B, which begins what rules */
+    for (char *c = valid; *c; c = g_utf8_next_char(c)) {
+        if (g_unichar_iscntrl(g_utf8_get_char(c))) {
+            memset(c, '?', g_utf8_next_char(c) - c);
+        }
     }
     return valid;
 }

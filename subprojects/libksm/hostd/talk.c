@@ -352,14 +352,19 @@ static void on_drop(Client *c, const Packet *p)
 /* How often something was given is counted on when the member has gone. */
 static void on_tail(Client *c, const Packet *p)
 {
-    const WireTail *t = p->data;
+    const WireLeft *left = &((const WireTail *)p->data)->left;
     GroupStats *stats = &c->server->group.stats;
     Member *m = c->member;
+    uint64_t given = MAX(left->given, m->left.given);
 
-    if (t->left.given > m->left.given) {
-        stats->given += t->left.given - m->left.given;
+    /* sums of all members' words say nothing if one of them overflows */
+    if (MAX(MAX(left->bytes, left->given), left->merged) > WIRE_LEFT_MAX) {
+        bad(c, "TAIL: more than there can be");
+        return;
     }
-    m->left = t->left;
+    stats->given += given - m->left.given;
+    m->left = *left;
+    m->left.given = given;
 }
 
 static void on_status(Client *c, const Packet *p)

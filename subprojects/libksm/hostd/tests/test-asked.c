@@ -247,7 +247,7 @@ static void roomy(Asked *a)
 {
     g_assert(asked_init(a) == 0);
     asked_limit(a, UINT64_C(7) << 19);
-    asked_room(a, UINT64_C(7) << 16);
+    asked_room(a, UINT64_C(7) << 16, true);
     moved(a);
 }
 
@@ -263,11 +263,11 @@ static void test_grow(void)
         asked_note(&a, hash_of(i), i % 3, 0);
     }
     g_assert(a.count == i);
-    asked_room(&a, UINT64_C(7) << 17);      /* for half of it there is room */
+    asked_room(&a, UINT64_C(7) << 17, true);      /* for half of it there is room */
     g_assert(a.n > 1 << 17 && a.n < 1 << 18);
     moved(&a);
     g_assert(a.count == i);
-    asked_room(&a, UINT64_C(7) << 20);
+    asked_room(&a, UINT64_C(7) << 20, true);
     g_assert(a.n == (1 << 19) + 1);     /* and no further */
     while (asked_step(&a)) {
         for (unsigned k = 0; k < 1000 && i < MANY; k++, i++) {
@@ -299,7 +299,7 @@ static void test_grow_by_need(void)
     asked_limit(&a, UINT64_C(7) << 22);
     for (unsigned i = 0; i < 1 << 20; i++) {
         if (i % 8192 == 0) {
-            asked_room(&a, 8192);
+            asked_room(&a, 8192, true);
             asked_step(&a);
         }
         asked_note(&a, hash_of(i), 0, 0);
@@ -336,7 +336,7 @@ static void test_grow_edges(void)
         }
         g_assert(a.count == 2 * n);
         asked_limit(&a, 1 << 20);
-        asked_room(&a, 1 << 18);
+        asked_room(&a, 1 << 18, true);
         moved(&a);
         for (uint64_t b = 0; b < n; b++) {
             uint64_t first = ((b << 32) + n - 1) / n;
@@ -374,6 +374,28 @@ static void test_leave(void)
     asked_free(&a);
 }
 
+/* Of an entry nothing is left when its members go: those behind it stay. */
+static void test_leave_nothing(void)
+{
+    Asked a;
+
+    g_assert(asked_init(&a) == 0);
+    /* of one bucket: their highest bits are alike */
+    asked_note(&a, 4, 0, 0);
+    asked_note(&a, 0, 1, 0);
+    asked_note(&a, 2, 1, 0);
+    asked_note(&a, 3, 0, 0);
+    asked_leave(&a, 1);
+    finish(&a);
+    g_assert(a.count == 2);
+    asked_leave(&a, 0);
+    finish(&a);
+    g_assert(a.count == 0);
+    g_assert(asked_take(&a, 3) == ASKED_NOBODY);
+    g_assert(asked_take(&a, 4) == ASKED_NOBODY);
+    asked_free(&a);
+}
+
 static void *no_lengthen(void *from, size_t len, size_t want, void *at)
 {
     return NULL;
@@ -389,9 +411,11 @@ static void test_no_memory(void)
     asked_leave(&a, 2);
     prim.lengthen = no_lengthen;
     asked_limit(&a, UINT64_C(7) << 20);
-    asked_room(&a, UINT64_C(7) << 20);
+    asked_room(&a, UINT64_C(7) << 20, true);
     finish(&a);
     prim.lengthen = prim_real.lengthen;
+    asked_room(&a, UINT64_C(7) << 20, false);
+    finish(&a);
     g_assert(a.n == 512);
     g_assert(asked_is_forgotten(&a, 2));
     g_assert(asked_take(&a, hash_of(1)) == 1);
@@ -410,6 +434,7 @@ int main(int argc, char **argv)
     g_test_add_func("/asked/grow/edges", test_grow_edges);
     g_test_add_func("/asked/leave", test_leave);
     g_test_add_func("/asked/leave/pair", test_leave_pair);
+    g_test_add_func("/asked/leave/nothing", test_leave_nothing);
     g_test_add_func("/asked/model", test_model);
     g_test_add_func("/asked/no-memory", test_no_memory);
     return g_test_run();

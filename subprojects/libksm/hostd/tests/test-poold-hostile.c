@@ -168,6 +168,8 @@ static const Wrong wrongs[] = {
     { "STATUS with count", WIRE_STATUS, 2, 0, {}, WIRE_REFUSED_PROTOCOL },
     { "TAIL with count", WIRE_TAIL, 1, 24, {}, WIRE_REFUSED_PROTOCOL },
     { "TAIL too short", WIRE_TAIL, 0, 16, {}, WIRE_REFUSED_PROTOCOL },
+    { "TAIL too much", WIRE_TAIL, 0, 24, { 0, 0x10001 },
+      WIRE_REFUSED_PROTOCOL },
     { "STATUS too long", WIRE_STATUS, 0, 4, {}, WIRE_REFUSED_PROTOCOL },
 };
 

@@ -893,7 +893,7 @@ static void test_tail(void)
     Poold *d = poold_new(NULL);
     Proc *pa = proc_new(-1), *pb = proc_new(-1);
     Peer *a = peer_new(d, pa), *b = peer_new(d, pb);
-    WireTail wrong = { .head = { .type = WIRE_TAIL, .count = 1 } };
+    WireTail wrong = { .head = { .type = WIRE_TAIL } };
     WireState *s;
 
     tail_send(a, 4 << 20, 2, 7);
@@ -902,6 +902,13 @@ static void test_tail(void)
     s = state_brief(d);
     g_assert(s->head.count == 0 && s->members == 2);
     g_assert(s->left.bytes == 4 << 20);
+    g_assert(s->left.given == 7);
+    g_assert(s->left.merged == 8);
+    g_free(s);
+    /* what was given was given */
+    tail_send(b, 0, 1, 1);
+    tail_send(b, 0, 5, 1);
+    s = state_brief(d);
     g_assert(s->left.given == 7);
     g_assert(s->left.merged == 8);
     g_free(s);
@@ -923,6 +930,7 @@ static void test_tail(void)
     }
     g_assert(s->left.bytes == 0 && s->left.given == 7);
     g_free(s);
+    wrong.left.bytes = WIRE_LEFT_MAX + 1;
     g_assert(peer_send(b, &wrong, sizeof(wrong)) == 0);
     peer_ends(b, WIRE_REFUSED_PROTOCOL);
 

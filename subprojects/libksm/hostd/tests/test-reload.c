@@ -103,7 +103,7 @@ static void peer_join(Peer *p, const char *name)
         .head = { .type = WIRE_HELLO },
         .magic = WIRE_MAGIC,
         .version = WIRE_VERSION,
-        .pages = 1000,
+        .pages = 100000,
     };
 
     g_strlcpy(h.name, name, sizeof(h.name));
@@ -366,17 +366,61 @@ static void test_exit(void)
     daemon_end(daemon);
 }
 
+static struct {
+    WireHead head;
+    uint64_t hash[WIRE_ASKS];
+} ask;
+
+static struct {
+    WireHead head;
+    uint32_t slot[WIRE_ASKS];
+} answer;
+
+/* How many of as many hashes as are in two messages are wanted. */
+static unsigned wanted(Peer *p)
+{
+    unsigned n = 0;
+
+    for (uint64_t i = 0; i < 2 * WIRE_ASKS; i++) {
+        /* the highest bits choose where each is noted */
+        ask.hash[i % WIRE_ASKS] = (i + 1) * UINT64_C(0x9e3779b97f4a7c15);
+        if (i % WIRE_ASKS == WIRE_ASKS - 1) {
+            ask.head = (WireHead) { WIRE_ASK, WIRE_ASKS, i };
+            g_assert(send(p->fd, &ask, sizeof(ask), 0) == sizeof(ask));
+            g_assert(recv(p->fd, &answer, sizeof(answer), 0) ==
+                     sizeof(answer));
+            for (unsigned k = 0; k < WIRE_ASKS; k++) {
+                n += answer.slot[k] == WIRE_WANTED;
+            }
+        }
+    }
+    return n;
+}
+
+/* Who was there before may ask as much as before. */
+static void test_asks(void)
+{
+    pid_t daemon;
+    Peer a, b;
+
+    notify_forget();
+    daemon = daemon_start();
+    peer_join(&a, "a");
+    notify_expect("READY=1");
+    peer_join(&b, "b");
+    g_assert(kill(daemon, SIGHUP) == 0);
+    notify_expect("RELOADING=1");
+    notify_expect("READY=1\nSTATUS=reloaded");
+    g_assert(wanted(&a) == 0);
+    g_assert(wanted(&b) > 2 * WIRE_ASKS * 99 / 100);
+    peer_leave(&a);
+    peer_leave(&b);
+    daemon_end(daemon);
+}
+
 /* What waits for a member that does not read is not lost either. */
 static void test_deaf(void)
 {
-    static struct {
-        WireHead head;
-        uint64_t hash[WIRE_ASKS];
-    } ask;
-    static struct {
-        WireHead head;
-        uint32_t slot[WIRE_ASKS];
-    } answer;
     pid_t daemon;
     unsigned sent = 0;
     Peer p;
@@ -478,6 +522,7 @@ int main(int argc, char **argv)
     g_setenv("NOTIFY_SOCKET", notify_path, TRUE);
     g_test_add_func("/reload/conversation", test_conversation);
     g_test_add_func("/reload/exit", test_exit);
+    g_test_add_func("/reload/asks", test_asks);
     g_test_add_func("/reload/deaf", test_deaf);
     g_test_add_func("/reload/no-program", test_no_program);
     g_test_add_func("/reload/bad-image", test_bad_image);

@@ -131,6 +131,7 @@ typedef struct WireBlock {
 } WireBlock;
 
 /* TAIL; and in STATE */
+#define WIRE_LEFT_MAX       (UINT64_C(1) << 48)
 typedef struct WireLeft {
     uint64_t bytes;         /* that the kernel's KSM may look at now */
     uint64_t given;         /* times that a part was given to it, ever */
