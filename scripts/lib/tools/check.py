@@ -56,6 +56,18 @@ stopping = threading.Event()
 building = threading.Lock()
 
 
+def is_bad(case: ET.Element) -> bool:
+    return any(case.find(bad) is not None for bad in BAD)
+
+
+def why_bad(case: ET.Element) -> str:
+    """In a line: the report's end has no more."""
+    said = [line.get("message") or "" for bad in BAD for line in case.findall(bad)]
+    bails = re.findall("Bail out!.*", case.findtext("system-out") or "")
+    words = " ".join([*said, *bails[:1]]).split()
+    return f": {' '.join(words)[:300]}" if words else ""
+
+
 class Step:
     """A step's log, what it has to say, and the running of its commands."""
 
@@ -148,10 +160,11 @@ class Step:
     def say_why(self, root: ET.Element) -> None:
         """What failed tests wrote to stdout: meson keeps TAP's comments to itself."""
         for suite in root.iter("testsuite"):
-            cases = suite.findall("testcase")
-            if any(case.find(bad) is not None for case in cases for bad in BAD):
-                said = (suite.findtext("system-out") or "").splitlines()
-                self.say([f"{suite.get('name')}:", *said[-40:]])
+            bad = [case for case in suite.findall("testcase") if is_bad(case)]
+            for at in [suite, *bad] if bad else []:
+                said = (at.findtext("system-out") or "").splitlines()
+                said = [line for line in said if "Bail out!" in line] + said[-40:]
+                self.say([f"{at.get('name')}:", *(line[:300] for line in said)])
 
     def junit(self, xml: Path, code: int, title: str, lines: list[str]) -> Result:
         """Reads JUnit XML of pytest or meson."""
@@ -166,8 +179,8 @@ class Step:
         for case in cases:
             name = f"{case.get('classname') or title}.{case.get('name')}"
             skipped = case.find("skipped")
-            if any(case.find(bad) is not None for bad in BAD):
-                result.failed.append(name)
+            if is_bad(case):
+                result.failed.append(f"{name}{why_bad(case)}")
             elif skipped is not None:
                 # meson has the reason of a TAP skip in the case's output
                 reason = (
