@@ -57,7 +57,7 @@ void asked_free(Asked *a);
 
 /* It may grow until there is room for about @hashes. */
 void asked_limit(Asked *a, uint64_t hashes);
-/* So many are about to be noted: grows, if need be and it may, and @may_grow. */
+/* So many are about to be noted: grows, if need be, if @may_grow. */
 void asked_room(Asked *a, uint64_t hashes, bool may_grow);
 
 /*

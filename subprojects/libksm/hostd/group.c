@@ -826,16 +826,20 @@ bool group_rest(Group *g)
     return g->copied;
 }
 
-uint64_t group_share(const Group *g, const GroupMember *m)
+GroupShare group_share(Group *g, const GroupMember *m)
 {
-    uint64_t share = 0;
+    GroupShare sum = { 0 };
     uint32_t top = g->pool.top;
 
     for (uint32_t s = holds_next(&m->holds, 0, top); s < top;
          s = holds_next(&m->holds, s + 1, top)) {
-        share += 1000 * holds_of(&m->holds, s) / pool_users(&g->pool, s);
+        const KsmPattern *t = pool_pattern(&g->pool, s);
+        uint64_t slots = t ? t->filled : 1, holds = holds_of(&m->holds, s);
+
+        sum.share += 1000 * holds * slots / pool_users(&g->pool, s);
+        sum.more += holds * (slots - 1);
     }
-    return share;
+    return sum;
 }
 
 uint64_t group_metadata(const Group *g)

@@ -150,8 +150,14 @@ void group_adopt(Group *g, uint32_t top, size_t file_slots);
 bool group_step(Group *g);
 /* The copy of what was offered may take no memory; false: it does not. */
 bool group_rest(Group *g);
-/* Slots of others, by the part of their holds that @m has; in 1/1000. */
-uint64_t group_share(const Group *g, const GroupMember *m);
+
+typedef struct GroupShare {
+    uint64_t share;     /* 1/1000 slots, by the part of their holds it has */
+    uint64_t more;      /* slots held, more than holds: of blocks */
+} GroupShare;
+
+/* What of the pool is for @m.  Goes over all that it holds. */
+GroupShare group_share(Group *g, const GroupMember *m);
 uint64_t group_metadata(const Group *g);
 /* Slots that a member may have published. */
 uint64_t group_quota(const Group *g);

@@ -34,7 +34,8 @@ typedef struct Member {
     Holds *listed;          /* while HELD is awaited: what it says it holds */
     uint64_t heard;         /* HELDs that are to come */
     WireLeft left;          /* to the kernel, as it said last */
-    uint64_t share, share_at;       /* of STATE, and when that was counted */
+    GroupShare share;
+    uint64_t share_at;      /* when that was counted */
 } Member;
 
 /*

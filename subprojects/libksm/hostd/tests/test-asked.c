@@ -263,7 +263,8 @@ static void test_grow(void)
         asked_note(&a, hash_of(i), i % 3, 0);
     }
     g_assert(a.count == i);
-    asked_room(&a, UINT64_C(7) << 17, true);      /* for half of it there is room */
+    /* for half of it there is room */
+    asked_room(&a, UINT64_C(7) << 17, true);
     g_assert(a.n > 1 << 17 && a.n < 1 << 18);
     moved(&a);
     g_assert(a.count == i);

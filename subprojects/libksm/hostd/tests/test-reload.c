@@ -218,7 +218,8 @@ static uint32_t block(Peer *p, uint32_t first, unsigned want, uint32_t content)
     return b.first;
 }
 
-static WireState status(Peer *p)
+/* What the daemon says of the group, and of the member that asks. */
+static WireState status_of(Peer *p, WireMember *m)
 {
     WireHead question = { .type = WIRE_STATUS };
     struct {
@@ -229,7 +230,15 @@ static WireState status(Peer *p)
     g_assert(send(p->fd, &question, sizeof(question), 0) == sizeof(question));
     g_assert(recv(p->fd, &state, sizeof(state), 0) == sizeof(state));
     g_assert(state.s.head.type == WIRE_STATE);
+    *m = state.m;
     return state.s;
+}
+
+static WireState status(Peer *p)
+{
+    WireMember m;
+
+    return status_of(p, &m);
 }
 
 static void daemon_end(pid_t pid)
@@ -279,6 +288,7 @@ static void test_conversation(void)
     pid_t daemon = daemon_start();
     Peer still, busy;
     WireState before, after;
+    WireMember of_still;
     unsigned turns = 0;
     uint32_t first;
 
@@ -307,8 +317,10 @@ static void test_conversation(void)
     }
     /* nobody but the daemon knew of it */
     look(&still, 1000000);
-    after = status(&busy);
-    after = status(&still);
+    status(&busy);
+    after = status_of(&still, &of_still);
+    g_assert(of_still.holds == PAGES + 40);
+    g_assert(of_still.share == 1000 * (PAGES + 40));
     g_assert(after.generation == before.generation);
     g_assert(after.members == 2);
     g_assert(after.holds == PAGES + 1);
