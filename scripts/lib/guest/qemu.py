@@ -168,6 +168,8 @@ class RamUsage:
     resident: int = 0
     #: of which pages of libksm's pool
     pooled: int = 0
+    #: mapped to the pool, and not written since: in the page tables or not
+    mapped: int = 0
 
 
 def ram_usage(pid: int, where: tuple[int, int]) -> RamUsage:
@@ -178,13 +180,17 @@ def ram_usage(pid: int, where: tuple[int, int]) -> RamUsage:
         if match := re.match(r"([0-9a-f]+)-[0-9a-f]+ ", line):
             inside = where[0] <= int(match[1], 16) < where[1]
             pool = "/memfd:" in line or "/ksm-pool" in line
+        elif inside and pool and line.startswith("Size:"):
+            usage.mapped += int(line.split()[1]) * 1024
         elif inside and line.startswith("Rss:"):
             rss = int(line.split()[1]) * 1024
             usage.resident += rss
             usage.pooled += rss if pool else 0
         elif inside and pool and line.startswith("Anonymous:"):
             # written since they were merged: no longer the pool's
-            usage.pooled -= int(line.split()[1]) * 1024
+            written = int(line.split()[1]) * 1024
+            usage.pooled -= written
+            usage.mapped -= written
     return usage
 
 
