@@ -19,14 +19,20 @@ KsmEngine *(*util_engine_new)(const KsmConfig *, GError **) = ksm_engine_new;
 
 KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty)
 {
-    g_autoptr(GError) err = NULL;
     KsmConfig config;
-    KsmEngine *e;
 
     ksm_config_init(&config);
     config.scope = scope;
     config.dirty = dirty;
     config.max_cpu = 100;
+    return util_engine_of(&config);
+}
+
+KsmEngine *util_engine_of(const KsmConfig *config)
+{
+    g_autoptr(GError) err = NULL;
+    KsmEngine *e;
+
     if (!ksm_supported(&err)) {
         g_test_skip(err->message);
         return NULL;
@@ -37,7 +43,7 @@ KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty)
      */
     prim.random = seed_fixed;
     slower_init();
-    e = util_engine_new(&config, &err);
+    e = util_engine_new(config, &err);
     g_assert(!err);
     return e;
 }

@@ -8,7 +8,7 @@
 
 #include "util.h"
 
-/* util_engine() calls this: ksm_engine_new(). */
+/* util_engine_of() calls this: ksm_engine_new(). */
 extern KsmEngine *(*util_engine_new)(const KsmConfig *config, GError **error);
 
 /*
@@ -16,6 +16,11 @@ extern KsmEngine *(*util_engine_new)(const KsmConfig *config, GError **error);
  * the test is skipped.
  */
 KsmEngine *util_engine(KsmScope scope, KsmDirtySource dirty);
+/*
+ * One of that configuration.  As the other it has a fixed seed, and sees of its
+ * CPU time what an emulated one leaves: slower.h.
+ */
+KsmEngine *util_engine_of(const KsmConfig *config);
 KsmRegion *util_add(KsmEngine *e, Mem *m, const KsmRegionOps *ops);
 /* Passes; where util_busy is set at least so many, until it says no. */
 extern bool (*util_busy)(KsmEngine *e);

@@ -22,7 +22,7 @@ bool stores_group(void);
 /* The fake's peer is late from now on, and nothing worse. */
 void stores_heal(KsmEngine *e);
 
-/* util_engine() makes such engines, and util_passes() waits for answers. */
+/* util_engine_of() makes such engines, and util_passes() waits for answers. */
 void stores_choose(void);
 
 static inline KsmPool *engine_pool(const KsmEngine *e)

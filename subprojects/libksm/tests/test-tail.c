@@ -28,20 +28,16 @@ typedef struct Left {
 static bool left_start(Left *l, bool home, KsmDirtySource dirty)
 {
     KsmConfig config;
-    GError *error = NULL;
 
     ksm_config_init(&config);
     config.max_cpu = 100;
     config.dirty = dirty;
     config.tail = true;
     config.free_policy = KSM_FREE_LAZY;
-    if (!ksm_supported(&error)) {
-        g_test_skip(error->message);
-        g_clear_error(&error);
+    l->e = util_engine_of(&config);
+    if (!l->e) {
         return false;
     }
-    l->e = ksm_engine_new(&config, &error);
-    g_assert(!error);
     l->m = mem_new(PAIR_PAGES, 0, MEM_SMALL);
     for (size_t i = 0; i < PAIR_PAGES; i++) {
         bool equal = i % EACH == 0;
