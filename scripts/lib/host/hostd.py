@@ -24,24 +24,42 @@ def need_hostd() -> Path:
 
 
 class Hostd:
-    """One driver, which ends with us, however we end: its hand sees to ksmd."""
+    """One driver, which ends with us, however we end, and leaves no file.
+
+    Its hand sees to ksmd, and a janitor to its directory.
+    """
 
     def __init__(self, socket: Path, *options: str) -> None:
         """`socket` is the daemon's of the host's group."""
         self._socket = socket
         self._options = options
-        self._run_dir = tempfile.TemporaryDirectory(prefix="ksm-hostd-")
+        self._run_dir = ""
         self._process: subprocess.Popen[bytes] | None = None
+        self._janitor: subprocess.Popen[bytes] | None = None
         self._log = os.memfd_create("hostd-log")
 
     def __enter__(self) -> Hostd:
-        self._process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "TERM", "--", str(need_hostd())]
-            + ["--socket", str(self._socket), "--run-dir", self._run_dir.name]
-            + [*self._options],
-            stdout=self._log,
-            stderr=self._log,
-        )
+        self._run_dir = tempfile.mkdtemp(prefix="ksm-hostd-")
+        ours, theirs = os.pipe()
+        try:
+            # waits until driver and hand have closed the other end: by ending
+            self._janitor = subprocess.Popen(
+                ["sh", "-c", 'cat && rm -rf -- "$0"', self._run_dir],
+                stdin=ours,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", "--", str(need_hostd())]
+                + ["--socket", str(self._socket), "--run-dir", self._run_dir]
+                + [*self._options],
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[theirs],
+            )
+        finally:
+            os.close(ours)
+            os.close(theirs)
         return self
 
     def __exit__(
@@ -54,7 +72,9 @@ class Hostd:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait()
             self._process = None
-        self._run_dir.cleanup()
+        if self._janitor is not None:
+            self._janitor.wait()
+            self._janitor = None
 
     @property
     def pid(self) -> int:
@@ -75,7 +95,7 @@ class Hostd:
     def status(self) -> dict[str, Any]:
         """What --status says; empty while it does not run yet."""
         words = [str(need_hostd()), "--status", "--json"]
-        words += ["--run-dir", self._run_dir.name]
+        words += ["--run-dir", self._run_dir]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
         found: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
         return found

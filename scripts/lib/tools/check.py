@@ -209,6 +209,7 @@ class Step:
         xml.unlink(missing_ok=True)
         code, lines = self.run(
             *("python", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"),
+            "--durations=30",
             f"--junitxml={xml}",
             *args,
             minutes=minutes,
