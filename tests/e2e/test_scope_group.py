@@ -118,8 +118,8 @@ def daemon_empties(daemon: Poold) -> bool:
     return False
 
 
-def holds(daemon: Poold) -> int:
-    return sum(int(member["holds"]) for member in daemon.status()["members"])
+def held(daemon: Poold) -> int:
+    return sum(int(member["held"]) for member in daemon.status()["members"])
 
 
 def test_daemon_comes_and_goes(image: Path, daemon: Poold) -> None:
@@ -145,7 +145,7 @@ def test_daemon_comes_and_goes(image: Path, daemon: Poold) -> None:
             assert "no-daemon" not in kinds(each)
         generation = group_of(guest, 2)["generation"]
         for how in (signal.SIGKILL, signal.SIGTERM):
-            held = holds(daemon)
+            before = held(daemon)
             daemon.stop(how)
             for each in both:
                 churn(each, 1)
@@ -163,9 +163,9 @@ def test_daemon_comes_and_goes(image: Path, daemon: Poold) -> None:
                 assert each.verify() == 0
             # what was merged before follows, as does what is merged since
             guest.wait_for(
-                "all in the new pool", lambda h=held: holds(daemon) > h * 0.8, 120
+                "all in the new pool", lambda h=before: held(daemon) > h * 0.8, 120
             )
-            assert daemon.pool_bytes() < holds(daemon) * 4096 * 0.75
+            assert daemon.pool_bytes() < held(daemon) * 4096 * 0.75
 
 
 def test_migration(image: Path, daemon: Poold) -> None:

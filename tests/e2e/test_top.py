@@ -187,7 +187,7 @@ def said(pair: list[Guest], daemon: Poold) -> tuple[dict[str, Any], dict[str, An
 def agree(pair: list[Guest], status: dict[str, Any]) -> bool:
     """Do the guests know what they save, as the daemon has it?"""
     shared = sum(int(guest.backend_stats()["group"]["saved"]) for guest in pair)
-    saved = sum(member["holds"] for member in status["members"]) - status["used"]
+    saved = sum(member["held"] for member in status["members"]) - status["used"]
     return abs(shared - saved) <= 0.02 * saved
 
 
@@ -204,7 +204,7 @@ def check_pool(
     told = {each["pid"]: each for each in status["members"]}
     assert sorted(told) == sorted(guest.pid for guest in pair)
     for member in pool["members"]:
-        assert member["held"] == told[member["pid"]]["holds"] * PAGE
+        assert member["held"] == told[member["pid"]]["held"] * PAGE
         assert member["connected"]
     # what the kernel says of the pool's memory and of its mappings
     assert pool["used"] == pytest.approx(daemon.pool_bytes(), rel=0.05)

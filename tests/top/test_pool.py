@@ -27,8 +27,8 @@ def state(*members: bytes, count: int | None = None) -> bytes:
     return head + struct.pack("<19QII", *numbers, number, 0) + b"".join(members)
 
 
-def member(name: bytes, pid: int, holds: int) -> bytes:
-    head = struct.pack("<64sIIQQQQ", name, pid, 1, 131072, holds, 500_500, 600)
+def member(name: bytes, pid: int, held: int) -> bytes:
+    head = struct.pack("<64sIIQQQQQ", name, pid, 1, 131072, 9, held, 500_500, 600)
     return head + struct.pack("<QQQ", 2 << 20, 1, 20)
 
 

@@ -18,7 +18,7 @@ HEAD = struct.Struct("<IIQ")
 REFUSED_TEXT = HEAD.size + 4
 #: generation to cpu_ns, what is left to the kernel, then members and a zero
 NUMBERS = struct.Struct("<19QII")
-MEMBER = struct.Struct("<64sIIQQQQ24x")
+MEMBER = struct.Struct("<64sIIQQQQQ24x")
 MEMBERS_MAX = 1024
 MESSAGE_MAX = HEAD.size + NUMBERS.size + MEMBERS_MAX * MEMBER.size
 
@@ -32,12 +32,12 @@ def text_of(name: bytes) -> str:
 
 
 def member(packet: bytes, at: int) -> Member:
-    name, pid, connected, _, holds, share, published = MEMBER.unpack_from(packet, at)
+    name, pid, connected, _, _, held, share, published = MEMBER.unpack_from(packet, at)
     return Member(
         name=text_of(name),
         pid=pid,
         connected=bool(connected),
-        held=holds * PAGE,
+        held=held * PAGE,
         share=share * PAGE / 1000,
         published=published * PAGE,
     )

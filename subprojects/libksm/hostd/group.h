@@ -152,8 +152,8 @@ bool group_step(Group *g);
 bool group_rest(Group *g);
 
 typedef struct GroupShare {
-    uint64_t share;     /* 1/1000 slots, by the part of their holds it has */
-    uint64_t more;      /* slots held, more than holds: of blocks */
+    uint64_t held;      /* slots, for each hold: all of a block's */
+    uint64_t share;     /* 1/1000 of those, by the part of their holds it has */
 } GroupShare;
 
 /* What of the pool is for @m.  Goes over all that it holds. */

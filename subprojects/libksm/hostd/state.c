@@ -42,7 +42,8 @@ static void member_describe(const Member *m, WireMember *to)
     to->pid = m->pid;
     to->connected = m->conn != NULL;
     to->pages = m->held.pages;
-    to->holds = m->held.holds.held + m->share.more;
+    to->holds = m->held.holds.held;
+    to->held = m->share.held;
     to->share = m->share.share;
     to->published = m->held.charged;
     to->left = m->left;

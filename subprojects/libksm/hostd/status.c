@@ -122,13 +122,14 @@ char *status_json(const void *packet, size_t len)
 
         g_string_append_printf(out, "%s{\"name\": %s, \"pid\": %u, "
                                "\"connected\": %s, \"pages\": " U64 ", "
-                               "\"holds\": " U64 ", \"share\": " U64 ", "
+                               "\"holds\": " U64 ", \"held\": " U64 ", "
+                               "\"share\": " U64 ", "
                                "\"published\": " U64 ", "
                                "\"left\": " U64 ", \"left_merged\": " U64 "}",
                                i ? ", " : "", name, m->pid,
                                m->connected ? "true" : "false", m->pages,
-                               m->holds, m->share, m->published, m->left.bytes,
-                               m->left.merged);
+                               m->holds, m->held, m->share, m->published,
+                               m->left.bytes, m->left.merged);
     }
     g_string_append(out, "]}\n");
     return g_string_free(out, FALSE);
@@ -164,7 +165,7 @@ char *status_text(const void *packet, size_t len)
         g_string_append_printf(
             out, "%8u %11" G_GUINT64_FORMAT " %13" G_GUINT64_FORMAT
             " %11" G_GUINT64_FORMAT " %11" G_GUINT64_FORMAT "  %s%s\n",
-            m->pid, m->pages, m->holds, m->share / 1000, m->published, name,
+            m->pid, m->pages, m->held, m->share / 1000, m->published, name,
             m->connected ? "" : " (not connected)");
     }
     return g_string_free(out, FALSE);

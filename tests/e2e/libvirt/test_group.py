@@ -131,7 +131,7 @@ def wait_shared(host: Daemon, guests: list[Guest]) -> None:
 
 
 def pool_is_shared(daemon: Poold) -> bool:
-    held = sum(member["holds"] for member in daemon.status()["members"])
+    held = sum(member["held"] for member in daemon.status()["members"])
     return daemon.pool_bytes() < held * 4096 * 0.75
 
 

@@ -286,7 +286,7 @@ static bool remote_group(KsmStore *s, KsmGroupStats *g)
         g->members = m->group->members;
         g->pool_bytes = m->group->used * PAGE_BYTES;
         g->pool_limit = m->group->slots * PAGE_BYTES;
-        g->held = m->group->member[0].holds;
+        g->held = m->group->member[0].held;
         g->share = m->group->member[0].share / 1000;
     }
     if (group_is_old(m)) {

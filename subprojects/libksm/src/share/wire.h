@@ -158,7 +158,8 @@ typedef struct WireMember {
     uint32_t pid, connected;
     uint64_t pages;
     uint64_t holds;
-    uint64_t share;         /* 1/1000 slots */
+    uint64_t held;          /* slots: all of a block's */
+    uint64_t share;         /* 1/1000 of those */
     uint64_t published;
     WireLeft left;
 } WireMember;
@@ -184,7 +185,7 @@ G_STATIC_ASSERT(sizeof(WireWelcome) == 88);
 G_STATIC_ASSERT(sizeof(WireRefused) == 144);
 G_STATIC_ASSERT(sizeof(WireOffer) == 32);
 G_STATIC_ASSERT(sizeof(WireTail) == 40);
-G_STATIC_ASSERT(sizeof(WireMember) == 128);
+G_STATIC_ASSERT(sizeof(WireMember) == 136);
 G_STATIC_ASSERT(sizeof(WireState) == 176);
 
 /* What a message of its type has at most, in bytes: STATE of 1,024 members. */
