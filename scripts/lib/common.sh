@@ -176,7 +176,7 @@ fetch_unpacked() {
         dpkg-deb -x "$package"_*.deb .
         rm "$package"_*.deb
         touch .complete
-    ) 9>"$cache/unpacked.lock" >&2 || lacking "no package $package of $release"
+    ) 9>"$cache/sources.lock" >&2 || lacking "no package $package of $release"
     printf '%s\n' "$dir"
 }
 

@@ -444,8 +444,12 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
 #: As long as all others together, or as the one before it, and finds little
 #: that the others do not.
 ONLY_WHEN_NAMED = {"kernels", "libvirt-trixie"}
-#: They mostly wait, or have one processor do all: both at once.
-BESIDE = ("kernels-quick", "libvirt")
+#: They mostly wait, or have one processor do all: each with its neighbours.
+BESIDE = (
+    ("style", "graft", "top"),
+    ("qtest", "qemu"),
+    ("kernels-quick", "libvirt"),
+)
 
 
 def run_step(name: str) -> Result:
@@ -472,7 +476,7 @@ def together(names: Sequence[str]) -> list[list[str]]:
     """Steps in the order given; those that may are next to one another."""
     groups: list[list[str]] = []
     for name in names:
-        if name in BESIDE and groups and groups[-1][0] in BESIDE:
+        if groups and any({name, groups[-1][0]} <= {*each} for each in BESIDE):
             groups[-1].append(name)
         else:
             groups.append([name])

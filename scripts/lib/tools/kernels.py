@@ -175,9 +175,9 @@ def meson_tests(build: Path, seconds: int, fault_step: int) -> list[Test]:
         files = [Path(name) for target in known["depends"] for name in made[target]]
         files += [build / word for word in known["cmd"] if (build / word).is_file()]
         env = {
+            **known["env"],
             "KSM_FAULT_STEP": str(fault_step),
             "KSM_TEST_SLOWER": str(CPU_SLOWER),
-            **known["env"],
         }
         tests.append(
             Test(
