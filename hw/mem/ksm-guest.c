@@ -393,6 +393,11 @@ void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info)
     info->state = guest_state(guest, info);
 }
 
+KsmEngine *ksm_guest_engine(const KsmGuest *guest)
+{
+    return guest->runner ? ksm_runner_engine(guest->runner) : NULL;
+}
+
 static void guest_tell(KsmGuest *guest)
 {
     KsmGuestInfo info;

@@ -51,6 +51,9 @@ typedef struct KsmGuestInfo {
 
 void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info);
 
+/* Who merges it, as long as there is a reference to it; NULL: the kernel. */
+KsmEngine *ksm_guest_engine(const KsmGuest *guest);
+
 /* See ksm_free_hint().  -errno: the range has to be discarded. */
 int ksm_guest_hint(KsmGuest *guest, uint64_t start, size_t length);
 

@@ -399,6 +399,34 @@ typedef struct KsmGroupStats {
  */
 bool ksm_engine_get_group(KsmEngine *engine, KsmGroupStats *stats);
 
+/*
+ * What is in the memory of an engine, for comparing it with that of others: of
+ * two sketches with the same key the KSM_SKETCH_SIZE least of all their hashes
+ * are looked at, and the share of those that are in both is, but for chance,
+ * the share of all their contents that is.  Zeroes are left out, and so are
+ * pages not looked at yet, and those that the kernel has merged.
+ *
+ * Members of one group have one key; where the daemon is given one, those of
+ * different hosts do (ksm-poold --key).  Who has a sketch and the key can tell
+ * of some contents, one in so many as it has hashes, whether they are there.
+ */
+#define KSM_SKETCH_SIZE 1024
+
+typedef struct KsmSketch {
+    uint64_t key;           /* which hash it was: the hash of zeroes */
+    uint64_t pages;         /* whose content is known */
+    uint64_t contents;      /* different ones among them */
+    unsigned n;             /* hashes */
+    uint32_t least[KSM_SKETCH_SIZE];    /* in order */
+} KsmSketch;
+
+/*
+ * False: the engine is in no group, or was not connected to it yet.  Looks at
+ * what is known of each page: some ms for a GiB, a chunk at a time.  After the
+ * daemon has begun anew with another key it counts too little for a while.
+ */
+bool ksm_engine_get_sketch(KsmEngine *engine, KsmSketch *sketch);
+
 /* Cheap: counters, no walk.  May wait for one chunk. */
 void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats);
 void ksm_region_get_stats(KsmRegion *region, KsmStats *stats);

@@ -7,6 +7,7 @@ Its figures are compared with query-ksm-stats of each guest, with ksm-poold
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ from host.poold import Poold
 pytestmark = pytest.mark.timeout(900)
 
 PAGE = 4096
+CHUNK = 2 << 20
 #: As when typed: Debian's Python, not that of the tests.
 ENV = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 ENV["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -309,3 +311,37 @@ def test_plain_guest_and_ksmd(
         kernel = snapshot["kernel"]
         assert (kernel["running"], kernel["saved"]) == (False, saved * PAGE)
         assert kernel["cpu_seconds"] == pytest.approx(ksmsys.ksmd_cpu_s(), rel=0.01)
+
+
+def contents(guest: Guest) -> set[bytes]:
+    """Of all of its pages, but for zeroes."""
+    start, end = guest.ram()
+    found = set()
+    with open(f"/proc/{guest.pid}/mem", "rb", buffering=0) as memory:
+        for at in range(start, end, CHUNK):
+            memory.seek(at)
+            data = memory.read(CHUNK)
+            for page in range(0, len(data), PAGE):
+                one = data[page : page + PAGE]
+                if any(one):
+                    found.add(hashlib.blake2b(one, digest_size=16).digest())
+    return found
+
+
+def unknown(guest: Guest) -> int:
+    """Pages that were not looked at since they were written."""
+    reasons = guest.backend_stats()["reasons"]
+    kinds = ("volatile", "not-scanned")
+    return sum(int(each["pages"]) for each in reasons if each["kind"] in kinds)
+
+
+def test_similar_guests(pair: list[Guest], daemon: Poold) -> None:
+    """The estimate against a count of every page."""
+    for one in pair:
+        one.wait_for("all is known", lambda g=one: unknown(g) < 100, 120)
+    pages = [contents(one) for one in pair]
+    both = len(pages[0] & pages[1])
+    (found,) = json.loads(ksm_top("--json", "--similar", "top*"))["pairs"]
+    assert found["shared"] / PAGE == pytest.approx(both, rel=0.1)
+    for known, one in zip(pages, look("--sketch", "top*")["guests"], strict=True):
+        assert one["sketch"]["contents"] == pytest.approx(len(known), rel=0.05)

@@ -231,6 +231,7 @@ static void test_schema(void)
     g_autoptr(GString) json = qobject_to_json(QOBJECT(answer));
 
     g_assert_nonnull(strstr(json->str, "\"query-ksm-stats\""));
+    g_assert_nonnull(strstr(json->str, "\"query-ksm-sketches\""));
     g_assert_nonnull(strstr(json->str, "\"memory-backend-ksm\""));
     qobject_unref(answer);
     qtest_quit(qts);

@@ -19,6 +19,15 @@
 
 #define RAM_LOG RAM ",dirty-tracking=log"
 
+/* What only a group's members can say to each other. */
+static void no_sketch(QTestState *qts)
+{
+    QDict *answer = qtest_qmp(qts, "{'execute': 'query-ksm-sketches'}");
+
+    g_assert_true(qlist_empty(qdict_get_qlist(answer, "return")));
+    qobject_unref(answer);
+}
+
 static void test_merge(void)
 {
     g_autofree uint8_t *data = random_copy(1);
@@ -35,6 +44,7 @@ static void test_merge(void)
     g_assert_cmpuint(stat_get(qts, "ram0", "pages-shared"), ==, COPY / PAGE);
     g_assert_cmpuint(stat_get(qts, "ram0", "merged-runs"), >, 0);
     copies_assert(qts, data);
+    no_sketch(qts);
 
     /* a write is in one copy only */
     for (unsigned page = 0; page < COPY / PAGE; page += 3) {

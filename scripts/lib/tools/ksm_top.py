@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from types import FrameType
 
 from host.exits import WrongUse
-from top import choose, metrics, output
+from top import choose, metrics, output, similar
 from top.collect import Host, Sources
 from top.model import Guest, Snapshot
 
@@ -88,6 +88,24 @@ def parse() -> argparse.Namespace:
         default=[],
         help="only guests for which this holds; also != < <= > >=, and 100M, 2ms",
     )
+    what.add_argument(
+        "--sketch",
+        action="store_true",
+        help="also a sketch of what each has in memory (with --json), for --with",
+    )
+    what.add_argument(
+        "--similar",
+        action="store_true",
+        help="instead: which two guests would share how much memory on one host",
+    )
+    what.add_argument(
+        "--with",
+        dest="others",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="also guests of another host: what ksm-top --sketch --json wrote there",
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--once", action="store_true", help="show it and end")
     how.add_argument(
@@ -113,7 +131,17 @@ def parse() -> argparse.Namespace:
         parser.error("--limit must be more than 0 seconds")
     if args.once and args.interval is not None:
         parser.error("--once looks once: it has no --interval")
+    check_similar(parser, args)
     return args
+
+
+def check_similar(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if args.others and not args.similar:
+        parser.error("--with is for --similar only")
+    if args.sketch and not args.json:
+        parser.error("--sketch is for --json only")
+    if args.similar and (args.interval is not None or args.openmetrics or args.svg):
+        parser.error("--similar looks once, and prints a table or, with --json, that")
 
 
 class View:
@@ -137,6 +165,28 @@ class View:
         indent = 2 if self.args.interval is None else None
         found = asdict(shown) | {"notes": self.host.notes}
         output.write("-", json.dumps(found, indent=indent) + "\n")
+
+    def similar(self, snapshot: Snapshot) -> None:
+        guests = [
+            similar.Known(guest.name, None, guest.sketch)
+            for guest in self.shown(snapshot)
+            if guest.sketch is not None
+        ]
+        for path in self.args.others:
+            guests += similar.of_file(path)
+        pairs, strange = similar.pairs(guests)
+        if self.args.json:
+            found = {"pairs": [asdict(pair) for pair in pairs], "strange": strange}
+            output.write("-", json.dumps(found, indent=2) + "\n")
+            return
+        from rich.console import Console
+
+        from top import table
+
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=10000, soft_wrap=True)
+        console.print(table.pair_table(pairs, strange))
 
     def metrics(self, snapshot: Snapshot) -> None:
         path = self.args.openmetrics
@@ -209,6 +259,7 @@ def main() -> int:
         uris=args.connect,
         pools=args.pool,
         limit=args.limit,
+        sketch=args.sketch or args.similar,
     )
     if args.no_scan and not (args.qmp or args.connect or args.pool):
         raise WrongUse("--no-scan needs --qmp, --connect or --pool")
@@ -216,7 +267,9 @@ def main() -> int:
     # the terminal is put back by `with`
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-    if args.json:
+    if args.similar:
+        show = view.similar
+    elif args.json:
         show = view.json
     elif args.openmetrics:
         show = view.metrics

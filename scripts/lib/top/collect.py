@@ -35,6 +35,8 @@ class Sources:
     #: marks a domain as tainted when somebody uses its monitor
     uris: list[str | None] = field(default_factory=list)
     pools: list[str] = field(default_factory=list)
+    #: ask for what is in guests' memory, too
+    sketch: bool = False
     #: seconds that a guest, or a daemon, has to answer
     limit: float = 2.0
 
@@ -150,7 +152,9 @@ class Host:
         subjects = self._subjects(processes, sockets)
         pools = self._pools(daemons, sockets)
         guest_jobs: dict[Hashable, Callable[[], tuple[Guest | Pool, float]]] = {
-            each.key: partial(timed, partial(each.ask, kernel, limit))
+            each.key: partial(
+                timed, partial(each.ask, kernel, limit, self.sources.sketch)
+            )
             for each in subjects
         }
         pool_jobs: dict[Hashable, Callable[[], tuple[Guest | Pool, float]]] = {

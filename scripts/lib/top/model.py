@@ -90,6 +90,18 @@ class Group:
 
 
 @dataclass
+class Sketch:
+    """What is in a guest's memory, to compare it with another's: similar.py."""
+
+    #: which hash it is; others cannot be compared
+    key: int
+    pages: int
+    contents: int
+    #: the least hashes, in order
+    least: list[int]
+
+
+@dataclass
 class Guest:
     name: str
     pid: int | None = None
@@ -107,6 +119,8 @@ class Guest:
     cost: Cost = field(default_factory=Cost)
     profit: int | None = None
     stall: Stall | None = None
+    #: if it was asked for, and the guest has one
+    sketch: Sketch | None = None
 
     @property
     def answered(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from top import figures, procfs, qmp
+from top import figures, procfs, qmp, similar
 from top.commandline import CommandLine
 from top.domains import Domain
 from top.model import Guest, Kernel
@@ -33,6 +33,8 @@ class Subject:
 
     #: who it is, from one look to the next
     key: Hashable = None
+    #: of query-ksm-sketches, as it was answered
+    _sketches: Any = None
 
     def __post_init__(self) -> None:
         if self.process:
@@ -60,21 +62,25 @@ class Subject:
         guest.unanswered("silent")
         return guest
 
-    def _questions(self, guest: Guest, seconds: float) -> Any:
+    def _questions(self, guest: Guest, seconds: float, sketch: bool) -> Any:
         """query-ksm-stats, or None if QEMU does not have it."""
+        more = ["query-ksm-sketches"] if sketch else []
         if self.process and self.process.state in "Tt":
             raise qmp.NoAnswer("stopped")
         if self.domain:
             guest.source = "libvirt"
-            return self.domain.ask("query-ksm-stats")
+            stats = self.domain.ask("query-ksm-stats")
+            self._sketches = self.domain.ask(more[0]) if stats and more else None
+            return stats
         if self.busy:
             raise qmp.NoAnswer("busy", LIBVIRTS if self.line.uuid else "")
         if not self.sockets:
             text = LIBVIRTS if self.line.uuid else GIVEN
             raise qmp.NoAnswer("unseen", text if self.line.given else "")
         guest.source = "qmp"
-        commands = ("query-name", "query-ksm-stats")
-        (named, stats), pid = qmp.ask(self.sockets[0], commands, seconds)
+        commands = ["query-name", "query-ksm-stats", *more]
+        (named, stats, *rest), pid = qmp.ask(self.sockets[0], commands, seconds)
+        self._sketches = rest[0] if rest else None
         if self.process is None:
             self._found(guest, pid, named)
         return stats
@@ -92,11 +98,13 @@ class Subject:
         now = procfs.process(self.process.pid) if self.process else None
         return now is not None and now.state in "Tt"
 
-    def ask(self, kernel: Kernel, seconds: float) -> Guest:
+    def ask(self, kernel: Kernel, seconds: float, sketch: bool = False) -> Guest:
         guest = self.guest()
         stat = None
         try:
-            stat = figures.fill(guest, self._questions(guest, seconds))
+            stat = figures.fill(guest, self._questions(guest, seconds, sketch))
+            if self._sketches:
+                guest.sketch = similar.sketch_of(self._sketches[0])
             if guest.answered:
                 guest.reasons = [] if guest.state == "plain" else guest.reasons
         except qmp.NoAnswer as why:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from top import units
 from top.model import ANSWERED, Guest, Kernel, Pool, Snapshot, Total
+from top.similar import Pair
 
 #: Lines that are no rows of guests: heads, total, space between tables.
 OTHER_LINES = 7
@@ -199,6 +200,35 @@ def pool_table(pools: list[Pool]) -> Table:
         style = "" if pool.state == "up" else "red"
         table.add_row(*(Text(plain(cell), style) for cell in cells))
     return table
+
+
+def named(name: str, host: str | None) -> str:
+    return plain(name if host is None else f"{name} ({host})")
+
+
+def pair_table(pairs: list[Pair], strange: int) -> Group:
+    """Who would share how much with whom."""
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for head, justify in (("guest", "left"), ("and", "left"), ("share", "right")):
+        table.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("of the smaller", justify="right", no_wrap=True)
+    for pair in pairs:
+        table.add_row(
+            Text(named(pair.one, pair.one_host)),
+            Text(named(pair.other, pair.other_host)),
+            Text(units.size(pair.shared)),
+            Text(f"{units.percent(pair.share)} %"),
+        )
+    lines: list[RenderableType] = [table]
+    if not pairs:
+        lines = [Text("no two guests can be compared", "yellow")]
+    if strange:
+        text = (
+            f"{strange} pairs are of groups with different keys: "
+            "give their daemons one (ksm-poold --key)"
+        )
+        lines.append(Text(text, "yellow"))
+    return Group(*lines)
 
 
 def ksmd_line(kernel: Kernel) -> str:

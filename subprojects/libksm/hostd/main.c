@@ -19,6 +19,7 @@
 #include "base/page.h"
 #include "base/prim.h"
 #include "confine.h"
+#include "key.h"
 #include "options.h"
 #include "reload.h"
 #include "serve.h"
@@ -120,16 +121,38 @@ static int pool_failed(int error, uint64_t bytes, const char *note)
     return EXIT_FAILURE;
 }
 
+/* False: it cannot be had, which has been said. */
+static bool choose_key(const char *file, uint64_t *key)
+{
+    bool open = false;
+    int ret = file ? key_read(file, key, &open)
+                   : sys.random(key, sizeof(*key));
+
+    if (ret < 0) {
+        fprintf(stderr, "ksm-poold: no key%s%s: %s\n", file ? " in " : "",
+                file ? file : " for the group's hash",
+                ret == -ERANGE ? "want 16 to 4096 bytes, as of "
+                "'head -c 32 /dev/urandom'" : strerror(-ret));
+        return false;
+    }
+    if (open) {
+        fprintf(stderr, "ksm-poold: %s can be read by others: who knows the "
+                "key can tell more of what guests have in memory\n", file);
+    }
+    return true;
+}
+
 static int serve_new(Server *s, const Options *o, GroupConfig *config,
                      int listener)
 {
     g_autofree char *note = NULL;
     PoolFile file;
-    int ret = poolfile_make(&file, o->size, &note);
+    int ret;
 
-    if (ret == 0) {
-        ret = sys.random(&config->key, sizeof(config->key));
+    if (!choose_key(o->key, &config->key)) {
+        return EXIT_FAILURE;
     }
+    ret = poolfile_make(&file, o->size, &note);
     if (ret < 0) {
         return pool_failed(ret, o->size, note);
     }

@@ -35,6 +35,9 @@ static const char usage[] =
     "                     100)\n"
     "  --max-sharing N    pages that may map one page of the pool (default\n"
     "                     1024)\n"
+    "  --key FILE         16 to 4096 bytes that decide how the group hashes, the\n"
+    "                     same on all hosts whose guests are to be compared by\n"
+    "                     ksm-top --similar (default: by chance)\n"
     "  --status           tells how the group of a running daemon is (with\n"
     "                     --socket)\n"
     "  --json             that as JSON\n"
@@ -86,7 +89,7 @@ static uint64_t half_of_memory(void)
     return MIN(ROUND_UP_TO(half, SIZE_MIN), SIZE_MAX_);
 }
 
-enum { SOCKET, SIZE, MEMBERS, SHARE, MAX_SHARING, STATUS, JSON, HELP };
+enum { SOCKET, SIZE, MEMBERS, SHARE, MAX_SHARING, KEY, STATUS, JSON, HELP };
 
 static const struct option options[] = {
     { "socket", required_argument, NULL, SOCKET },
@@ -94,6 +97,7 @@ static const struct option options[] = {
     { "members", required_argument, NULL, MEMBERS },
     { "share", required_argument, NULL, SHARE },
     { "max-sharing", required_argument, NULL, MAX_SHARING },
+    { "key", required_argument, NULL, KEY },
     { "status", no_argument, NULL, STATUS },
     { "json", no_argument, NULL, JSON },
     { "help", no_argument, NULL, HELP },
@@ -121,6 +125,9 @@ static void take(Options *o, int option)
     case MAX_SHARING:
         o->max_sharing = number("--max-sharing", optarg, HOLD_USERS,
                                 SLOT_USERS);
+        break;
+    case KEY:
+        o->key = optarg;
         break;
     case STATUS:
         o->status = true;

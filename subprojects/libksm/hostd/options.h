@@ -11,6 +11,7 @@
 
 typedef struct Options {
     const char *socket;     /* NULL: given by systemd */
+    const char *key;        /* NULL: by chance; a file */
     uint64_t size;          /* bytes of the pool */
     unsigned members;
     unsigned share;         /* percent */

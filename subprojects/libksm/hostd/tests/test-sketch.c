@@ -1,0 +1,322 @@
+/*
+ * hostd tests: what two guests have in common, by their sketches
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * An engine with a daemon of its own stands for a guest on a host of its own.
+ */
+#include <errno.h>
+#include <glib/gstdio.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <glib.h>
+
+#include "base/page.h"
+#include "key.h"
+#include "libksm.h"
+
+#define PAGES       8192u
+#define WAIT_US     60000000
+
+static char *directory;
+
+static char *file_new(const char *name, const char *text, size_t len)
+{
+    char *path = g_build_filename(directory, name, NULL);
+
+    g_assert(g_file_set_contents(path, text, len, NULL));
+    g_assert(g_chmod(path, 0600) == 0);
+    return path;
+}
+
+typedef struct Host {
+    char *socket;
+    pid_t daemon;
+    KsmEngine *engine;
+    KsmRegion *region;
+    char *addr;
+} Host;
+
+static pid_t daemon_start(const char *socket, const char *key)
+{
+    const char *program = g_getenv("KSM_POOLD");
+    pid_t pid = fork();
+
+    g_assert(program && pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        execl(program, program, "--socket", socket, "--size", "256M",
+              key ? "--key" : NULL, key, NULL);
+        _exit(127);
+    }
+    for (unsigned i = 0; i < 5000 && access(socket, F_OK); i++) {
+        g_usleep(1000);
+    }
+    return pid;
+}
+
+/* Page i has content @content(i); 0: zeroes. */
+static void host_start(Host *h, const char *name, const char *key,
+                       uint64_t (*content)(unsigned i))
+{
+    size_t len = PAGES * PAGE_BYTES;
+    g_autoptr(GError) error = NULL;
+    KsmConfig config;
+
+    ksm_config_init(&config);
+    config.scope = KSM_SCOPE_GROUP;
+    config.group = "sketch";
+    config.max_cpu = 100;
+    config.smart_scan = false;
+    h->socket = g_build_filename(directory, name, NULL);
+    h->daemon = daemon_start(h->socket, key);
+    config.group_socket = h->socket;
+    h->engine = ksm_engine_new(&config, &error);
+    g_assert(!error);
+    h->addr = mmap(NULL, len, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    g_assert(h->addr != MAP_FAILED);
+    g_assert(madvise(h->addr, len, MADV_DONTFORK) == 0);
+    for (unsigned i = 0; i < PAGES; i++) {
+        uint64_t *at = (uint64_t *)(h->addr + i * PAGE_BYTES);
+        uint64_t c = content(i);
+
+        for (unsigned k = 0; k < PAGE_BYTES / 8; k++) {
+            at[k] = c * UINT64_C(0x9e3779b97f4a7c15) + (c ? k : 0);
+        }
+    }
+    h->region = ksm_region_add(h->engine, h->addr, len, -1, NULL, NULL, &error);
+    g_assert(!error);
+}
+
+static void host_end(Host *h)
+{
+    g_assert(ksm_region_remove(h->region, KSM_REMOVE_FORGET) == 0);
+    ksm_engine_free(h->engine);
+    munmap(h->addr, PAGES * PAGE_BYTES);
+    kill(h->daemon, SIGTERM);
+    g_assert(waitpid(h->daemon, NULL, 0) == h->daemon);
+    g_free(h->socket);
+}
+
+/* When all of so many pages is known. */
+static KsmSketch host_sketch(Host *h, uint64_t pages)
+{
+    gint64 end = g_get_monotonic_time() + WAIT_US;
+    KsmSketch s;
+
+    do {
+        g_assert(ksm_step(h->engine, 0) >= 0);
+        g_usleep(1000);
+        g_assert(g_get_monotonic_time() < end);
+    } while (!ksm_engine_get_sketch(h->engine, &s) || s.pages < pages);
+    g_assert(s.pages == pages);
+    for (unsigned i = 1; i < s.n; i++) {
+        g_assert(s.least[i - 1] < s.least[i]);
+    }
+    return s;
+}
+
+/* As ksm-top --similar has it: contents that are in both. */
+static double shared(const KsmSketch *a, const KsmSketch *b)
+{
+    unsigned i = 0, k = 0, n = 0, both = 0;
+
+    g_assert(a->key == b->key);
+    while (n < KSM_SKETCH_SIZE && i < a->n && k < b->n) {
+        uint32_t least = MIN(a->least[i], b->least[k]);
+
+        both += a->least[i] == b->least[k];
+        i += a->least[i] == least;
+        k += b->least[k] == least;
+        n++;
+    }
+    return (double)both / (n + both) * (a->contents + b->contents);
+}
+
+/* Two thirds are alone, a third twice; a zero now and then. */
+static uint64_t first_half(unsigned i)
+{
+    return i % 16 == 0 ? 0 : 1 + i % (PAGES * 3 / 4);
+}
+
+static uint64_t second_half(unsigned i)
+{
+    return i % 16 == 0 ? 0 : 1 + PAGES / 2 + i % (PAGES * 3 / 4);
+}
+
+/* With it 32 bits tell all contents apart: with one in 200 they do not. */
+static const char secret[] = "third key of two hosts, also of more than 16 b";
+
+static void test_shared(void)
+{
+    g_autofree char *key = file_new("key", secret, sizeof(secret));
+    uint64_t contents = PAGES * 3 / 4 / 16 * 15, both = 0;
+    Host a, b;
+    KsmSketch sa, sb;
+
+    host_start(&a, "a", key, first_half);
+    host_start(&b, "b", key, second_half);
+    sa = host_sketch(&a, PAGES / 16 * 15);
+    sb = host_sketch(&b, PAGES / 16 * 15);
+    g_assert(sa.contents == contents && sb.contents == contents);
+    g_assert(sa.n == KSM_SKETCH_SIZE && sb.n == KSM_SKETCH_SIZE);
+    for (unsigned i = PAGES / 2; i < PAGES * 3 / 4; i++) {
+        both += first_half(i) != 0;
+    }
+    /* the key is no chance: once it is right it is always */
+    g_assert(ABS(shared(&sa, &sb) - both) < both / 10);
+    g_assert(ABS(shared(&sa, &sa) - contents) < 1);
+    host_end(&b);
+    host_end(&a);
+}
+
+static uint64_t few(unsigned i)
+{
+    return i < PAGES / 2 ? 0 : 1 + i % 300;
+}
+
+static uint64_t fewer(unsigned i)
+{
+    return i < PAGES / 2 ? 0 : 101 + i % 200;
+}
+
+/* Fewer contents than numbers: exact. */
+static void test_few(void)
+{
+    g_autofree char *key = file_new("key", secret, sizeof(secret));
+    Host a, b;
+    KsmSketch sa, sb;
+
+    host_start(&a, "a", key, few);
+    host_start(&b, "b", key, fewer);
+    sa = host_sketch(&a, PAGES / 2);
+    sb = host_sketch(&b, PAGES / 2);
+    g_assert(sa.contents == 300 && sa.n == 300);
+    g_assert(sb.contents == 200 && sb.n == 200);
+    for (unsigned i = 0, k = 0; i < 200; i++, k++) {
+        while (sa.least[k] != sb.least[i]) {
+            g_assert(++k < 300);
+        }
+    }
+    host_end(&b);
+    host_end(&a);
+}
+
+/* By chance: nothing can be compared. */
+static void test_other_key(void)
+{
+    Host a, b;
+    KsmSketch sa, sb;
+
+    host_start(&a, "a", NULL, few);
+    host_start(&b, "b", NULL, few);
+    sa = host_sketch(&a, PAGES / 2);
+    sb = host_sketch(&b, PAGES / 2);
+    g_assert(sa.key != sb.key);
+    host_end(&b);
+    host_end(&a);
+}
+
+static void test_no_group(void)
+{
+    KsmConfig config;
+    KsmEngine *e;
+    KsmSketch s;
+
+    ksm_config_init(&config);
+    e = ksm_engine_new(&config, NULL);
+    g_assert(e);
+    g_assert(!ksm_engine_get_sketch(e, &s));
+    ksm_engine_free(e);
+    config.scope = KSM_SCOPE_GROUP;
+    config.group = "nobody";
+    config.group_socket = "/nonexistent/socket";
+    e = ksm_engine_new(&config, NULL);
+    g_assert(e);
+    g_assert(!ksm_engine_get_sketch(e, &s));
+    ksm_engine_free(e);
+}
+
+static void key_is(int want, const char *text, size_t len)
+{
+    g_autofree char *path = file_new("key", text, len);
+    uint64_t key;
+    bool open;
+
+    g_assert(key_read(path, &key, &open) == want);
+}
+
+static void test_key(void)
+{
+    g_autofree char *many = g_strnfill(KEY_MAX + 1, 'k');
+    g_autofree char *path = file_new("key", secret, sizeof(secret));
+    uint64_t key, other;
+    bool open;
+
+    key_is(-ERANGE, many, 0);
+    key_is(-ERANGE, many, KEY_MIN - 1);
+    key_is(0, many, KEY_MIN);
+    key_is(0, many, KEY_MAX);
+    key_is(-ERANGE, many, KEY_MAX + 1);
+    g_assert(key_read("/nonexistent", &key, &open) == -ENOENT);
+    g_assert(key_read(directory, &key, &open) == -EISDIR);
+
+    g_assert(g_file_set_contents(path, secret, sizeof(secret), NULL));
+    g_assert(g_chmod(path, 0600) == 0);
+    g_assert(key_read(path, &key, &open) == 0 && !open);
+    g_assert(g_chmod(path, 0640) == 0);
+    g_assert(key_read(path, &other, &open) == 0 && open && other == key);
+    /* each byte counts, and how many there are */
+    g_assert(g_file_set_contents(path, secret, sizeof(secret) - 1, NULL));
+    g_assert(key_read(path, &other, &open) == 0 && other != key);
+}
+
+static void test_option(void)
+{
+    g_autofree char *path = file_new("key", "short", 5);
+    g_autofree char *socket = g_build_filename(directory, "s", NULL);
+    const char *argv[] = {
+        g_getenv("KSM_POOLD"), "--socket", socket, "--key", path, NULL
+    };
+    g_autofree char *err = NULL;
+    int status;
+
+    g_assert(g_spawn_sync(NULL, (char **)argv, NULL, G_SPAWN_DEFAULT, NULL,
+                          NULL, NULL, &err, &status, NULL));
+    g_assert(status && strstr(err, "16 to 4096 bytes"));
+    g_assert(access(socket, F_OK) < 0);
+}
+
+int main(int argc, char **argv)
+{
+    g_autoptr(GError) error = NULL;
+    char *key;
+    int ret;
+
+    g_test_init(&argc, &argv, NULL);
+    if (!ksm_supported(&error)) {
+        g_print("1..0 # SKIP %s\n", error->message);
+        return 0;
+    }
+    directory = g_dir_make_tmp("ksm-sketch-XXXXXX", NULL);
+    g_assert(directory);
+    g_test_add_func("/sketch/key", test_key);
+    g_test_add_func("/sketch/option", test_option);
+    g_test_add_func("/sketch/none", test_no_group);
+    g_test_add_func("/sketch/shared", test_shared);
+    g_test_add_func("/sketch/few", test_few);
+    g_test_add_func("/sketch/key/other", test_other_key);
+    ret = g_test_run();
+    key = g_build_filename(directory, "key", NULL);
+    g_unlink(key);
+    g_rmdir(directory);
+    g_free(key);
+    g_free(directory);
+    return ret;
+}
