@@ -131,6 +131,18 @@ class Connection:
                 pass
 
 
+def with_log(text: str, root: Path) -> str:
+    """What is said of a QEMU that ended at once.
+
+    Its last words, but not where libvirt looks for it between its end and the
+    moment when it is reaped: then they are in the guest's log alone.
+    """
+    if "monitor socket: Connection refused" in text:
+        logs = sorted((root / "log" / "qemu").glob("*.log"), key=os.path.getmtime)
+        text += "".join(f"\n{log.read_text()}" for log in logs[-1:])
+    return text
+
+
 def _quote(word: str) -> str:
     return "'" + word.replace("'", "'\"'\"'") + "'"
 
@@ -183,7 +195,7 @@ class Embedded(Connection):
         text = text[: text.rindex(f"{PROMPT}echo {mark}")]
         text = text.partition("\n")[2]  # the repeated line
         if re.search(r"^error: ", text, re.MULTILINE):
-            raise VirshError(text.strip())
+            raise VirshError(with_log(text.strip(), self.root))
         return text.strip("\n")
 
     def close(self) -> None:
@@ -286,7 +298,7 @@ class Daemon(Connection):
             env={**os.environ, "LC_ALL": "C", **self.libvirt.environment},
         )
         if done.returncode != 0:
-            raise VirshError(done.stdout.strip())
+            raise VirshError(with_log(done.stdout.strip(), self.root))
         return done.stdout.strip("\n")
 
     def undefine_all(self) -> None:
