@@ -310,6 +310,20 @@ bool faults_end(void)
     return relieved;
 }
 
+/*
+ * Two bursts of thousands at a time, each begun again while the other goes on,
+ * leave no moment in which all is well: that would be for ever.
+ */
+static bool is_bursting(void)
+{
+    for (unsigned i = 0; i < N_RULES; i++) {
+        if (rules[i].left) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool rule_hits(Rule *r, Call call)
 {
     if (r->when == WHEN_OFF || !(r->calls & CALL_BIT(call)) ||
@@ -326,7 +340,7 @@ static bool rule_hits(Rule *r, Call call)
     case WHEN_AFTER:
         return false;
     case WHEN_BURST:
-        if (!one_in(r->one_in)) {
+        if (!one_in(r->one_in) || is_bursting()) {
             return false;
         }
         r->left = below(r->len);

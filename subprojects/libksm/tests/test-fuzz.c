@@ -200,18 +200,25 @@ static void count(uint64_t *counter, uint64_t n)
 G_GNUC_PRINTF(1, 2)
 static void note(const char *format, ...)
 {
-    uint64_t i = __atomic_fetch_add(&report->n, 1, __ATOMIC_RELAXED);
-    char *line = report->note[i % N_NOTES];
+    char text[sizeof(report->note[0])];
+    uint64_t i;
     va_list args;
 
     count(&report->beats, 1);
     va_start(args, format);
-    KSM_TSAN_IGNORE_BEGIN();
-    g_vsnprintf(line, sizeof(report->note[0]), format, args);
-    KSM_TSAN_IGNORE_END();
+    g_vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    KSM_TSAN_IGNORE_BEGIN();
+    i = __atomic_load_n(&report->n, __ATOMIC_RELAXED);
+    /* thousands of tries would leave room for nothing else */
+    if (i < 2 || strcmp(text, report->note[(i - 1) % N_NOTES]) ||
+        strcmp(text, report->note[(i - 2) % N_NOTES])) {
+        i = __atomic_fetch_add(&report->n, 1, __ATOMIC_RELAXED);
+        memcpy(report->note[i % N_NOTES], text, sizeof(text));
+    }
+    KSM_TSAN_IGNORE_END();
     if (T.verbose) {
-        printf("# %s\n", line);
+        printf("# %s\n", text);
         fflush(stdout);
     }
 }
@@ -224,6 +231,8 @@ static void G_GNUC_NORETURN fail(const char *format, ...)
     va_start(args, format);
     g_vsnprintf(report->what, sizeof(report->what), format, args);
     va_end(args);
+    note("failures are %s", faults_are_on() ? "on" : "off");
+    faults_describe();
     _exit(1);
 }
 
