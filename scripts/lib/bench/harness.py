@@ -26,6 +26,7 @@ from host.cgroup import Group
 from host.exits import Failure, Lacking
 from host.ksm_guard import guard
 from host.paths import TOP
+from host.hostd import Hostd
 from host.poold import Poold
 
 BUILD = TOP / "build" / "bench"
@@ -67,6 +68,7 @@ class Session:
         self._knobs: ksmsys.KsmKnobs | None = None
         self._cgroup: Group | None = None
         self._poold: Poold | None = None
+        self._hostd: Hostd | None = None
         self._ksmd = ksmsys.ksmd_pid()
 
     def say(self, text: str) -> None:
@@ -145,6 +147,27 @@ class Session:
             finally:
                 self._poold = None
 
+    @contextlib.contextmanager
+    def driven(self) -> Iterator[Path]:
+        """A host's group, and ksmd driven for what it leaves; its socket.
+
+        ksmd may have all of a core: what it costs is compared, not how long
+        it takes.
+        """
+        with guard(), ksmsys.KsmKnobs() as knobs:
+            knobs.unmerge_all()
+            for name, value in (("smart_scan", 0), ("advisor_mode", "none")):
+                if ksmsys.read(name) is not None:
+                    knobs.set(**{name: value})
+            self._wait_alone()
+            with Poold() as self._poold:
+                with Hostd(self._poold.socket, "--max-cpu", "100") as self._hostd:
+                    try:
+                        yield self._poold.socket
+                    finally:
+                        self._poold = self._hostd = None
+            knobs.unmerge_all()
+
     def worker(self, name: str, **args: object) -> Metrics:
         """Runs a worker; returns what it measured."""
         return self.worker_words(name, *(f"{k}={v}" for k, v in args.items()))
@@ -199,6 +222,10 @@ class Session:
             if what == "ksmd stop":
                 self._knobs.set(run=0)
             return int(ksmsys.ksmd_cpu_s(self._ksmd) * 1e9)
+        if what == "driven cpu":
+            assert self._poold and self._hostd, "a worker is not in Session.driven()"
+            seconds = self._poold.cpu_s() + self._hostd.cpu_s()
+            return int((seconds + ksmsys.ksmd_cpu_s(self._ksmd)) * 1e9)
         if what.startswith("daemon"):
             assert self._poold, "a worker uses a daemon outside of Session.group()"
             if what == "daemon tables":

@@ -19,6 +19,7 @@ BENCHES: dict[str, Callable[[Session], Metrics]] = {
     "stall": workers.stall,
     "unit": workers.unit,
     "images": workers.images,
+    "shuffle": workers.shuffle,
     "balloon": workers.balloon,
     "group": workers.group,
     "ask": ask.ask,

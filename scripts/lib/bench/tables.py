@@ -221,6 +221,8 @@ LAYOUTS: dict[str, list[Layout]] = {
                 "host_full": "host, max-cpu=100",
                 "group": "group, max-cpu=10",
                 "group_full": "group, max-cpu=100",
+                "ksmd_six": "ksmd alone, six guests",
+                "host_six": "host, six guests",
                 "ksmd_single": "ksmd, one guest",
                 "zero": "zero, one guest",
                 "vm": "vm, one guest",
@@ -233,6 +235,9 @@ LAYOUTS: dict[str, list[Layout]] = {
                 Column("to 95 %\ns", "{}_seconds_to_95"),
                 Column("CPU to 95 %\ns", "{}_cpu_to_95"),
                 Column("CPU\nratio", "{}_cpu_ratio"),
+                Column("in huge\npages, MiB", "{}_huge_before_mib"),
+                Column("after\nMiB", "{}_huge_after_mib"),
+                Column("ksmd stops\nafter, s", "{}_ksmd_stops_s"),
             ],
         )
     ],
@@ -268,6 +273,22 @@ LAYOUTS: dict[str, list[Layout]] = {
                 Column("engine\nms per s", "tcg_{}_cpu_ms_per_s"),
                 Column("KVM\nratio", "kvm_{}_throughput_ratio"),
                 Column("engine\nms per s", "kvm_{}_cpu_ms_per_s"),
+            ],
+        )
+    ],
+    "shuffle": [
+        Layout(
+            "blocks, pages",
+            {str(n): str(n) for n in (1, 2, 4)},
+            [
+                Column("ksmd alone\nMiB", "ksmd_saved_mib_{}"),
+                Column("host\nMiB", "host_saved_mib_{}"),
+                Column("of that\nours", "host_own_mib_{}"),
+                Column("ratio", "saved_ratio_{}"),
+                Column("CPU, ksmd\ns", "ksmd_cpu_98_{}"),
+                Column("CPU, host\ns", "host_cpu_98_{}"),
+                Column("of that\nours", "host_own_cpu_{}"),
+                Column("ratio\nof CPU", "cpu_ratio_{}"),
             ],
         )
     ],

@@ -230,6 +230,34 @@ def images(s: Session) -> Metrics:
     return out
 
 
+SHUFFLED = (1, 2, 4)
+
+
+def shuffle(s: Session) -> Metrics:
+    """Guests that have aged: their pages in no order any more."""
+    words = [f"image={path}" for path in ram_images(s)]
+    out: Metrics = {}
+    for block in SHUFFLED[-1:] if s.quick else SHUFFLED:
+        # as 2009 had it, without the smart scan, with which it saves less
+        with s.ksmd(smart_scan=0) as there:
+            if not there:
+                return out
+            ksmd = s.worker_words("shuffle", f"block={block}", *words)
+        goal = int(ksmd["saved_pages"])
+        with s.driven() as socket:
+            host = s.worker_words(
+                "shuffle", f"block={block}", f"socket={socket}", f"goal={goal}", *words
+            )
+        for name, run in (("ksmd", ksmd), ("host", host)):
+            out |= {f"{name}_{key}_{block}": value for key, value in run.items()}
+        divide(out, f"saved_ratio_{block}", host["saved_mib"], ksmd["saved_mib"])
+        if "cpu_98" in host:
+            divide(out, f"cpu_ratio_{block}", ksmd["cpu_98"], host["cpu_98"])
+        else:
+            s.note(f"shuffle, blocks of {block}: host does not save 98 % of ksmd's")
+    return out
+
+
 BALLOON_POLICIES = ("plain", "eager", "lazy", "auto")
 
 

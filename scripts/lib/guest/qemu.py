@@ -106,6 +106,8 @@ class Memory:
     #: what sharing of anonymous memory saves: the kernel's KSM
     shared_saving: int = 0
     lazy_free: int = 0
+    #: in huge pages
+    anon_huge: int = 0
     #: pages that ksmd replaced by the zero page; they are not resident
     ksm_zero: int = 0
     #: pages of the process that are merged pages of ksmd
@@ -136,6 +138,7 @@ def process_memory(pid: int) -> Memory:
         proportional=rollup["Pss"],
         shared_saving=rollup["Anonymous"] - rollup["Pss_Anon"],
         lazy_free=rollup.get("LazyFree", 0),
+        anon_huge=rollup.get("AnonHugePages", 0),
     )
     try:
         ksm = _numbers(f"/proc/{pid}/ksm_stat")

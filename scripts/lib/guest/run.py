@@ -101,6 +101,10 @@ class RunResult:
     settled: bool = False
     samples: list[Sample] = field(default_factory=list)
     stall: dict[str, int] = field(default_factory=dict)
+    #: RAM in huge pages, before and after
+    huge_mib: tuple[int, int] = (0, 0)
+    #: how long ksmd runs on after its last gain
+    ksmd_stops_s: float | None = None
 
     @property
     def saved_percent(self) -> float:
