@@ -107,6 +107,23 @@ size_t mem_differs(const Mem *m)
     return bad;
 }
 
+#define PM_ENTRY_PRESENT    (1ull << 63)
+#define PM_ENTRY_SWAP       (1ull << 62)
+#define PM_ENTRY_FILE       (1ull << 61)
+/*
+ * Its type, in the low 5 bits, by include/linux/swap.h: migration is 24 to 26
+ * where device memory is built in (then that is 27 to 30), else 28 to 30.
+ */
+#define TYPES_MIGRATION     0x77000000u
+#define MIGRATION_TRIES     1000u
+
+/* Is the kernel moving the page elsewhere just now?  For others' huge pages. */
+static bool is_migrating(uint64_t entry)
+{
+    return (entry & PM_ENTRY_SWAP) && !(entry & PM_ENTRY_PRESENT) &&
+           (TYPES_MIGRATION >> (entry & 0x1f) & 1);
+}
+
 static size_t pagemap_count(const Mem *m, size_t page, size_t n,
                             uint64_t mask, uint64_t want)
 {
@@ -118,15 +135,18 @@ static size_t pagemap_count(const Mem *m, size_t page, size_t n,
         uint64_t entry;
         off_t at = (uintptr_t)(m->addr + i * PAGE) / PAGE * sizeof(entry);
 
-        g_assert(pread(fd, &entry, sizeof(entry), at) == sizeof(entry));
+        for (unsigned tries = 0; tries < MIGRATION_TRIES; tries++) {
+            g_assert(pread(fd, &entry, sizeof(entry), at) == sizeof(entry));
+            if (!is_migrating(entry)) {
+                break;
+            }
+            g_usleep(1000);
+        }
         count += (entry & mask) == want;
     }
     close(fd);
     return count;
 }
-
-#define PM_ENTRY_PRESENT    (1ull << 63)
-#define PM_ENTRY_FILE       (1ull << 61)
 
 size_t mem_present(const Mem *m, size_t page, size_t n)
 {
