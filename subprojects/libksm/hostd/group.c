@@ -836,7 +836,7 @@ GroupShare group_share(Group *g, const GroupMember *m)
         const KsmPattern *t = pool_pattern(&g->pool, s);
         uint64_t slots = t ? t->filled : 1, holds = holds_of(&m->holds, s);
 
-        sum.held += holds * slots;
+        sum.held += slots;
         sum.share += 1000 * holds * slots / pool_users(&g->pool, s);
     }
     return sum;

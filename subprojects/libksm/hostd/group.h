@@ -152,7 +152,7 @@ bool group_step(Group *g);
 bool group_rest(Group *g);
 
 typedef struct GroupShare {
-    uint64_t held;      /* slots, for each hold: all of a block's */
+    uint64_t held;      /* slots, each once: all of a block's */
     uint64_t share;     /* 1/1000 of those, by the part of their holds it has */
 } GroupShare;
 

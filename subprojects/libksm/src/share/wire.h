@@ -158,7 +158,7 @@ typedef struct WireMember {
     uint32_t pid, connected;
     uint64_t pages;
     uint64_t holds;
-    uint64_t held;          /* slots: all of a block's */
+    uint64_t held;          /* slots, each once: all of a block's */
     uint64_t share;         /* 1/1000 of those */
     uint64_t published;
     WireLeft left;
