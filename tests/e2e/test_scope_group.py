@@ -67,11 +67,14 @@ def wait_shared(guest: Guest, mib: int = 48) -> None:
 
 
 def group_of(guest: Guest, members: int) -> dict[str, object]:
-    """Its group, once the daemon has told of so many; it is asked every 10 s."""
+    """Its group, once the daemon has told of so many, and what they share.
+
+    It is asked every 10 s, first while the guest boots.
+    """
 
     def told() -> dict[str, object] | None:
         group: dict[str, object] = guest.backend_stats()["group"]
-        return group if group.get("members") == members else None
+        return group if group.get("members") == members and group["share"] else None
 
     return guest.wait_for(f"a group of {members}", told, 60)
 

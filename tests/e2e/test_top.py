@@ -167,10 +167,10 @@ def look_at_rest(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What guests and daemon say, and what is shown, when nothing moves.
 
-    What a guest knows of its group may be seconds old, and the daemon's tables
+    What a guest knows of its group may be a minute old, and the daemon's tables
     shrink after a while.
     """
-    for _ in range(120):
+    for _ in range(240):
         before = said(pair, daemon)
         snapshot = look("--pool", str(daemon.socket))
         if before == said(pair, daemon) and agree(pair, before[1]):
@@ -190,7 +190,18 @@ def agree(pair: list[Guest], status: dict[str, Any]) -> bool:
     """Do the guests know what they save, as the daemon has it?"""
     shared = sum(int(guest.backend_stats()["group"]["saved"]) for guest in pair)
     saved = sum(member["held"] for member in status["members"]) - status["used"]
-    return abs(shared - saved) <= 0.02 * saved
+    return abs(shared - saved) <= 0.02 * saved and books_agree(pair, shared, status)
+
+
+def books_agree(pair: list[Guest], shared: int, status: dict[str, Any]) -> bool:
+    """Have the guests found all merged pages that were written?
+
+    They look for them by turns, and seldom while nothing is merged.
+    """
+    stats = [guest.backend_stats() for guest in pair]
+    inside = sum(one["pages-sharing"] for one in stats)
+    mapped = sum(guest.ram_usage().mapped for guest in pair) // PAGE
+    return abs(inside + shared - (mapped - status["used"])) <= 0.03 * mapped
 
 
 def check_pool(
