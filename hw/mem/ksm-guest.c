@@ -26,6 +26,7 @@
 #include "ksm-log.h"
 #include "ksm-runner.h"
 #include "ksm-schema.h"
+#include "migration/misc.h"
 #include "qapi/error.h"
 #include "qapi/qapi-events-ksm.h"
 #include "qemu/atomic.h"
@@ -61,15 +62,15 @@ struct KsmGuest {
     QTAILQ_ENTRY(KsmGuest) next;
 
     bool ours;                  /* libksm merges it; does not change */
+    QemuMutex lock;             /* protects region; keeps the block */
+    bool held;                  /* see ksm_guests_make_room(); read by ops */
+    size_t room;                /* bytes that has unmerged; > size: all */
 
     /* the rest: only ours */
-    QemuMutex lock;             /* protects region */
     KsmRegion *region;          /* NULL while it is not given to the engine */
     KsmRunner *runner;          /* NULL if there can be no engine */
     KsmLog *log;                /* dirty-tracking=log, until the block goes */
     bool run;                   /* as tuning.run; read by ops */
-    bool held;                  /* see ksm_guests_make_room(); likewise */
-    size_t room;                /* bytes that has unmerged; > size: all */
     bool was_inhibited;         /* when last looked at */
     const char *cpus_inhibit;
     char *failure;              /* why there is no runner or region */
@@ -83,6 +84,7 @@ static QTAILQ_HEAD(, KsmGuest) guests = QTAILQ_HEAD_INITIALIZER(guests);
 static QLIST_HEAD(, KsmGuest) ours = QLIST_HEAD_INITIALIZER(ours);
 static QEMUTimer *tick;
 static bool ever_ran;
+static bool room_made;          /* by the last ksm_guests_make_room() */
 
 bool ksm_guest_is_ours(const KsmGuest *guest)
 {
@@ -97,7 +99,7 @@ static bool guest_has_group(const KsmGuest *guest)
 
 static bool guest_wants_ksmd(const KsmGuest *guest)
 {
-    return !ksm_guest_is_ours(guest) && guest->tuning.run;
+    return !ksm_guest_is_ours(guest) && guest->tuning.run && !guest->held;
 }
 
 bool ksm_guest_is_deleted(const KsmGuest *guest)
@@ -428,22 +430,39 @@ static void guest_resume(KsmGuest *guest)
     guest->was_inhibited = inhibited;
 }
 
-static void guests_look(void)
+static int guest_advise(const KsmGuest *guest);
+
+/* The kernel may have it again. */
+static void guest_resume_kernel(KsmGuest *guest)
 {
+    if (guest->held && !migration_is_running()) {
+        guest->held = false;
+        guest->refused = guest->block ? guest_advise(guest) : 0;
+    }
+}
+
+/* False: nobody needs another look. */
+static bool guests_look(void)
+{
+    bool again = false;
     KsmGuest *guest;
 
-    QLIST_FOREACH(guest, &ours, next_ours) {
-        guest_try_attach(guest);
-        guest_resume(guest);
-        guest_tell(guest);
+    QTAILQ_FOREACH(guest, &guests, next) {
+        if (ksm_guest_is_ours(guest)) {
+            guest_try_attach(guest);
+            guest_resume(guest);
+            guest_tell(guest);
+        } else {
+            guest_resume_kernel(guest);
+        }
+        again |= ksm_guest_is_ours(guest) || guest->held;
     }
+    return again;
 }
 
 static void guests_look_after(int ms)
 {
-    if (!QLIST_EMPTY(&ours)) {
-        timer_mod(tick, qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + ms);
-    }
+    timer_mod(tick, qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + ms);
 }
 
 /* The log costs the guest time: it is off while nobody merges. */
@@ -475,10 +494,13 @@ static void guests_share_vmas(void)
 /* Once a second: soon enough to resume, and not too many events. */
 static void guests_tick(void *opaque)
 {
-    guests_look();
+    bool again = guests_look();
+
     guests_switch_log();
     guests_share_vmas();
-    guests_look_after(TICK_MS);
+    if (again) {
+        guests_look_after(TICK_MS);
+    }
 }
 
 static void guests_vm_state(void *opaque, bool running, RunState state)
@@ -499,16 +521,19 @@ bool ksm_guest_makes_room(KsmGuest *guest)
     return !ram_block_discard_is_disabled();
 }
 
-/* From now on nothing is merged. */
+/* From now on nothing is merged, but for what ksmd still has. */
 static void guests_hold(void)
 {
     BQL_LOCK_GUARD();
     KsmGuest *guest;
 
-    QLIST_FOREACH(guest, &ours, next_ours) {
+    room_made = true;
+    QTAILQ_FOREACH(guest, &guests, next) {
         guest->room = 0;
-        if (guest->region && ksm_guest_makes_room(guest)) {
+        if (guest_wants_ksmd(guest) ||
+            (guest->region && ksm_guest_makes_room(guest))) {
             qatomic_set(&guest->held, true);
+            guests_look_after(TICK_MS);
         }
     }
 }
@@ -522,14 +547,24 @@ static KsmGuest *guests_next_in_the_way(void)
     BQL_LOCK_GUARD();
     KsmGuest *guest;
 
-    QLIST_FOREACH(guest, &ours, next_ours) {
+    QTAILQ_FOREACH(guest, &guests, next) {
         qemu_mutex_lock(&guest->lock);
-        if (guest->region && guest->held && guest->room <= guest->size) {
+        if ((guest->region || (!guest->ours && guest->block)) &&
+            guest->held && guest->room <= guest->size) {
             return guest;
         }
         qemu_mutex_unlock(&guest->lock);
     }
     return NULL;
+}
+
+static void guest_made_room(KsmGuest *guest, int ret)
+{
+    if (ret < 0 && room_made) {
+        warn_report("the memory of %s cannot be unmerged: %s", guest->id,
+                    strerror(-ret));
+        room_made = false;
+    }
 }
 
 /*
@@ -541,6 +576,12 @@ static void guest_make_some_room(KsmGuest *guest)
     size_t size = MIN(ROOM_PIECE, guest->size - guest->room);
     int ret;
 
+    if (!ksm_guest_is_ours(guest)) {
+        ret = ksm_host_unmerge(guest->host + guest->room, size);
+        guest_made_room(guest, -ret);
+        guest->room += size ?: 1;
+        return;
+    }
     if (size) {
         /* the call at the end tells of leftovers */
         ksm_unmerge(guest->region, guest->room, size);
@@ -551,10 +592,7 @@ static void guest_make_some_room(KsmGuest *guest)
     ret = ksm_unmerge(guest->region, 0, guest->size);
     trace_ksm_make_room(guest->id, ret);
     /* pages a device writes to stay in a mapping of the pool: no harm */
-    if (ret < 0 && ret != -EBUSY) {
-        warn_report("the memory of %s cannot be unmerged: %s", guest->id,
-                    strerror(-ret));
-    }
+    guest_made_room(guest, ret == -EBUSY ? 0 : ret);
     guest->room = SIZE_MAX;
 }
 
@@ -572,6 +610,11 @@ void ksm_guests_make_room(void)
             qemu_mutex_unlock(&guest->lock);
         }
     } while (guest);
+}
+
+bool ksm_guests_made_room(void)
+{
+    return room_made;
 }
 
 /* The RAM block is about to go: its users have stopped. */
@@ -597,13 +640,16 @@ static void guests_init(void)
     if (!notifier.ram_block_removed) {
         notifier.ram_block_removed = guests_block_removed;
         ram_block_notifier_add(&notifier);
+        tick = timer_new_ms(QEMU_CLOCK_REALTIME, guests_tick, NULL);
     }
 }
 
 static void ours_init(void)
 {
-    if (!tick) {
-        tick = timer_new_ms(QEMU_CLOCK_REALTIME, guests_tick, NULL);
+    static bool done;
+
+    if (!done) {
+        done = true;
         qemu_add_vm_change_state_handler(guests_vm_state, NULL);
         ever_ran = runstate_is_running();
     }

@@ -38,7 +38,8 @@ int ksm_host_merge(void *host, size_t size)
 
 int ksm_host_unmerge(void *host, size_t size)
 {
-    return qemu_madvise(host, size, QEMU_MADV_UNMERGEABLE) < 0 ? errno : 0;
+    return RETRY_ON_EINTR(qemu_madvise(host, size, QEMU_MADV_UNMERGEABLE)) < 0
+           ? errno : 0;
 }
 
 bool ksm_host_check(Error **errp)

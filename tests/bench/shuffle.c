@@ -199,6 +199,13 @@ static void report(const Run *r, uint64_t goal)
                      (stats.pages_sharing + stats.zero_pages) / 256.0);
         bench_metric("own_cpu", (bench_thread_cpu_ns() - r->cpu) / 1e9);
         bench_metric("left_mib", stats.kernel_left / 1048576.0);
+        bench_metric("passes", stats.full_scans);
+        for (int i = 0; i < KSM_REASON_MAX; i++) {
+            if (stats.reasons[i]) {
+                bench_progress("%s: %" G_GUINT64_FORMAT " pages",
+                               ksm_reason_name(i), stats.reasons[i]);
+            }
+        }
     }
 }
 

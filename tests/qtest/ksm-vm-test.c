@@ -576,6 +576,42 @@ static void test_background_snapshot(void)
     unlink(path);
 }
 
+/*
+ * scope=host without a daemon: ksmd would take away the write-protection of what
+ * it merges, so it must not have the memory meanwhile.
+ */
+static void test_background_snapshot_host(void)
+{
+    const size_t size = 42 << 20;   /* as no other mapping */
+    gint64 end;
+    QTestState *qts;
+
+    if (access("/sys/kernel/mm/ksm/run", F_OK) < 0) {
+        g_test_skip("needs a kernel with KSM");
+        return;
+    }
+    qts = qtest_init("-machine q35,memory-backend=ram0 -m 42M -nodefaults "
+                     "-object memory-backend-ksm,id=ram0,size=42M,"
+                     "group-socket=/nobody/is/there");
+    g_assert_true(ksm_vma_has(qts, size, "mg"));
+    /* more than a pipe holds */
+    qtest_memset(qts, MiB, 0x55, 8 * MiB);
+    capability_set(qts, "background-snapshot", true);
+    for (int i = 0; i < 2; i++) {
+        qtest_qmp_assert_success(qts, "{'execute': 'migrate', 'arguments': "
+                                 "{'uri': 'exec:sleep 2; cat >/dev/null'}}");
+        migrate_wait(qts, "active");
+        g_assert_false(ksm_vma_has(qts, size, "mg"));
+        migrate_wait(qts, "completed");
+        end = g_get_monotonic_time() + 20 * G_USEC_PER_SEC;
+        while (!ksm_vma_has(qts, size, "mg")) {
+            g_assert_cmpint(g_get_monotonic_time(), <, end);
+            g_usleep(100000);
+        }
+    }
+    qtest_quit(qts);
+}
+
 static void job_run(QTestState *qts, const char *command)
 {
     QDict *arguments = qdict_new();
@@ -771,6 +807,8 @@ int main(int argc, char **argv)
     qtest_add_data_func("ksm-vm/log-rate/dirty-bitmap", "dirty-bitmap",
                         test_log_dirty_rate);
     qtest_add_func("ksm-vm/background-snapshot", test_background_snapshot);
+    qtest_add_func("ksm-vm/background-snapshot/host",
+                   test_background_snapshot_host);
     qtest_add_func("ksm-vm/snapshot", test_snapshot);
     qtest_add_func("ksm-vm/event", test_event);
     qtest_add_func("ksm-vm/group/fd", test_group_fd);

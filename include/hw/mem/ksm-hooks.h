@@ -42,11 +42,21 @@ bool ksm_guest_makes_room(KsmGuest *guest);
  * ksm_guests_make_room: gives up all merged RAM because someone else needs
  * userfaultfd on it (background snapshot).
  *
+ * What the kernel's KSM merges, too: it takes write-protection away from the
+ * pages that it merges, and what the guest writes there afterwards would be in
+ * the snapshot.
+ *
  * Called without the BQL, by the thread of a migration that has begun: merging
  * resumes by itself when that ends.  Takes a minute for 100 GiB; others wait
  * for small parts only.
  */
 void ksm_guests_make_room(void);
+
+/**
+ * ksm_guests_made_room: was that possible?  If not, who asked for it must not
+ * rely on write-protection.
+ */
+bool ksm_guests_made_room(void);
 
 /**
  * ksm_guests_bypass_begin, ksm_guests_bypass_end: something outside QEMU may

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench import ask, balloon_guest, density, dirty, exhaustive, guests, idle, workers
+from bench import (
+    ask,
+    balloon_guest,
+    density,
+    dirty,
+    exhaustive,
+    guests,
+    idle,
+    sketch,
+    workers,
+)
 from bench.harness import Metrics, Session
 
 BENCHES: dict[str, Callable[[Session], Metrics]] = {
@@ -27,6 +37,7 @@ BENCHES: dict[str, Callable[[Session], Metrics]] = {
     "guest-stall": guests.guest_stall,
     "exhaustive": exhaustive.exhaustive,
     "density": density.density,
+    "sketch": sketch.sketch,
     "balloon-guest": balloon_guest.balloon_guest,
     "dirty": dirty.dirty,
     "idle": idle.idle,

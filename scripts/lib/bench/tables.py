@@ -309,6 +309,22 @@ LAYOUTS: dict[str, list[Layout]] = {
             ],
         )
     ],
+    "sketch": [
+        Layout(
+            "guests",
+            {
+                "1_2": "Debian 12, Debian 12",
+                "1_3": "Debian 12, Debian 13",
+                "2_3": "another 12, Debian 13",
+            },
+            [
+                Column("contents\nMiB", "contents_mib_{}"),
+                Column("in both\nMiB", "common_mib_{}"),
+                Column("estimate\nMiB", "estimate_mib_{}"),
+                Column("error\n%", "error_percent_{}"),
+            ],
+        )
+    ],
     "density": [
         Layout(
             "guests on",

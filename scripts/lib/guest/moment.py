@@ -136,19 +136,19 @@ def look(guests: Sequence[Guest], poold: Poold) -> Moment:
     for guest in guests:
         found.append(pages(guest.pid, guest.ram()))
         _take_stats(moment, guest)
-    _set_run(guests, False)
+    set_run(guests, False)
     contents = [
         content.read(guest.pid, guest.ram(), each.there)
         for guest, each in zip(guests, found, strict=True)
     ]
-    _set_run(guests, True)
+    set_run(guests, True)
     for guest in guests:
         guest.qmp("cont")
     _count(moment, found, contents)
     return moment
 
 
-def _set_run(guests: Sequence[Guest], run: bool) -> None:
+def set_run(guests: Sequence[Guest], run: bool) -> None:
     for guest in guests:
         guest.qmp("qom-set", path="/objects/ram0", property="run", value=run)
 

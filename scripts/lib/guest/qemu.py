@@ -69,10 +69,10 @@ def need_qemu() -> Path:
     return binary
 
 
-def guest_image() -> Path:
+def guest_image(release: str = "bookworm") -> Path:
     """The directory with vmlinuz, initrd and root.img, made if need be."""
     done = subprocess.run(
-        [MAKE_IMAGE],
+        [MAKE_IMAGE, "--release", release],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

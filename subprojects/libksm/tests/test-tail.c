@@ -6,13 +6,19 @@
  * Those of /tail/ksmd need ksmd to run, fast: scripts/lib/host/with_ksmd.py
  * does, and says so by KSM_TEST_KSMD.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 
 #include "engine/state.h"
 #include "house.h"
+
+#ifndef PR_SET_MEMORY_MERGE
+#define PR_SET_MEMORY_MERGE 67
+#endif
 
 #define EACH    8u      /* one page in so many is equal to another: no run */
 #define ALONE   (PAIR_PAGES / EACH)
@@ -238,7 +244,7 @@ static void test_hinted(void)
     left_end(&l);
 }
 
-/* Nor is memory that its owner marked, or all of whose process is. */
+/* Nor is memory that its owner marked. */
 static void test_hinted_marked(void)
 {
     Left l;
@@ -253,6 +259,84 @@ static void test_hinted_marked(void)
     g_assert(mem_present(l.m, 0, CHUNK_PAGES) == 0);
     mem_gone(l.m, 0, CHUNK_PAGES);
     left_end(&l);
+}
+
+static int advise_keeps_ksmd(void *addr, size_t len, int advice)
+{
+    return advice == MADV_UNMERGEABLE ? -EAGAIN
+                                      : prim_real.advise(addr, len, advice);
+}
+
+/* Merged within itself; its owner has taken it away from ksmd, as QEMU does. */
+static void marked_start(Left *l)
+{
+    KsmConfig config;
+
+    ksm_config_init(&config);
+    config.max_cpu = 100;
+    config.free_policy = KSM_FREE_LAZY;
+    l->e = util_engine_of(&config);
+    l->m = mem_new(PAIR_PAGES, 0, MEM_SMALL);
+    for (size_t i = 0; i < PAIR_PAGES; i++) {
+        mem_fill(l->m, i, 1 + i % CHUNK_PAGES);
+    }
+    g_assert(madvise(l->m->addr, PAIR_PAGES * PAGE, MADV_UNMERGEABLE) == 0);
+    l->r = util_add(l->e, l->m, &mem_ops);
+    passes(l, 8);
+    g_assert(util_stats(l->e).merged >= CHUNK_PAGES);
+}
+
+/*
+ * All that the process maps is for ksmd (MemoryKSM=yes), but not what we map: it
+ * would take away write-protection, and merge what is lazily free.
+ */
+static void test_process_marked(void)
+{
+    Left l;
+
+    if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) < 0) {
+        g_test_skip("needs PR_SET_MEMORY_MERGE (Linux 6.4, CAP_SYS_RESOURCE)");
+        return;
+    }
+    marked_start(&l);
+    g_assert(left_marked(&l) == 0);
+    /* a page of its own in a mapping of the pool */
+    mem_write(l.m, 3, 0, 0xee);
+    g_assert(ksm_discard(l.r, CHUNK / 2, CHUNK / 2) == 0);
+    mem_gone(l.m, CHUNK_PAGES / 2, CHUNK_PAGES / 2);
+    g_assert(left_marked(&l) == 0);
+    prim.advise = advise_keeps_ksmd;
+    g_assert(ksm_unmerge(l.r, 0, PAIR_PAGES * PAGE) == -ENOMEM);
+    mem_check(l.m);
+    prim.advise = prim_real.advise;
+    g_assert(ksm_unmerge(l.r, 0, PAIR_PAGES * PAGE) == 0);
+    g_assert(left_marked(&l) == 0);
+    left_end(&l);
+    g_assert(prctl(PR_SET_MEMORY_MERGE, 0, 0, 0, 0) == 0);
+}
+
+/* Where that is refused nothing is released lazily. */
+static void test_process_marked_refused(void)
+{
+    Left l;
+
+    if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) < 0) {
+        g_test_skip("needs PR_SET_MEMORY_MERGE (Linux 6.4, CAP_SYS_RESOURCE)");
+        return;
+    }
+    marked_start(&l);
+    prim.advise = advise_keeps_ksmd;
+    g_assert(ksm_discard(l.r, 0, CHUNK) == 0);
+    prim.advise = prim_real.advise;
+    mem_gone(l.m, 0, CHUNK_PAGES);
+    for (size_t i = 0; i < CHUNK_PAGES; i++) {
+        mem_write(l.m, i, 0, 1);
+    }
+    g_assert(ksm_free_hint(l.r, 0, CHUNK) == 0);
+    g_assert(mem_present(l.m, 0, CHUNK_PAGES) == 0);
+    mem_gone(l.m, 0, CHUNK_PAGES);
+    left_end(&l);
+    g_assert(prctl(PR_SET_MEMORY_MERGE, 0, 0, 0, 0) == 0);
 }
 
 static bool has_ksmd(void)
@@ -355,6 +439,8 @@ int main(int argc, char **argv)
     g_test_add_func("/tail/discarded", test_discarded);
     g_test_add_func("/tail/hinted", test_hinted);
     g_test_add_func("/tail/hinted/marked", test_hinted_marked);
+    g_test_add_func("/tail/process", test_process_marked);
+    g_test_add_func("/tail/process/refused", test_process_marked_refused);
     g_test_add_func("/tail/ksmd/merges", test_ksmd);
     g_test_add_func("/tail/ksmd/checksum", test_ksmd_checksum);
     g_test_add_func("/tail/ksmd/beside", test_ksmd_beside);

@@ -15,6 +15,7 @@
 #include <sys/auxv.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -53,6 +54,11 @@ struct scan_arg {
 
 /* Linux 6.1: /dev/userfaultfd */
 #define IOC_USERFAULTFD_NEW _IO(0xAA, 0x00)
+
+/* Linux 6.4 */
+#ifndef PR_GET_MEMORY_MERGE
+#define PR_GET_MEMORY_MERGE 68
+#endif
 
 #define MPOL_DEFAULT_MODE   0
 #define MPOL_PREFERRED_MODE 1
@@ -101,6 +107,11 @@ static void *real_lengthen(void *from, size_t len, size_t want, void *at)
 static int real_advise(void *addr, size_t len, int advice)
 {
     return result(madvise(addr, len, advice));
+}
+
+static int real_merge_any(void)
+{
+    return prctl(PR_GET_MEMORY_MERGE, 0, 0, 0, 0) > 0;
 }
 
 static int real_policy_get(void *addr, int *mode, unsigned long *mask,
@@ -483,6 +494,7 @@ static void real_pause(unsigned us)
     .remap = real_remap, \
     .lengthen = real_lengthen, \
     .advise = real_advise, \
+    .merge_any = real_merge_any, \
     .policy_get = real_policy_get, \
     .policy_set = real_policy_set, \
     .prefer_node = real_prefer_node, \

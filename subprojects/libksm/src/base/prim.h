@@ -86,6 +86,11 @@ typedef struct KsmPrim {
      */
     void *(*lengthen)(void *from, size_t len, size_t want, void *at);
     int (*advise)(void *addr, size_t len, int advice);
+    /*
+     * 1: what the process maps is for the kernel's KSM, if nobody says
+     * otherwise (PR_SET_MEMORY_MERGE, which is inherited; Linux 6.4); else 0
+     */
+    int (*merge_any)(void);
     int (*policy_get)(void *addr, int *mode, unsigned long *mask, size_t bits);
     int (*policy_set)(void *addr, size_t len, int mode,
                       const unsigned long *mask, size_t bits);

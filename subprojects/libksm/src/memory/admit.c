@@ -172,6 +172,7 @@ const char *admit(KsmRegion *r)
     if (!w.why && w.at < (uintptr_t)r->addr + r->len) {
         return "part of the memory is not mapped";
     }
+    r->merge_any = prim.merge_any();
     if (!w.why && prim.policy_get(r->addr, &r->policy, r->policy_mask,
                                   sizeof(r->policy_mask) * 8) < 0) {
         r->policy = -1;

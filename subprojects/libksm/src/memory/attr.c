@@ -28,6 +28,20 @@ static void keep_home(void *addr, size_t len)
     }
 }
 
+int attr_unmergeable(const KsmRegion *r, void *addr, size_t len)
+{
+    int ret;
+
+    if (!r->merge_any) {
+        return 0;
+    }
+    do {
+        ret = prim.advise(addr, len, MADV_UNMERGEABLE);
+    } while (ret == -EINTR);
+    /* EAGAIN: for want of memory, or of mappings */
+    return ret == -EAGAIN ? -ENOMEM : ret;
+}
+
 void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind)
 {
     size_t page = ((char *)addr - r->base) / PAGE_BYTES;
@@ -45,6 +59,9 @@ void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind)
     if (kind == ATTR_OWN && (page_chunk(r, page)->flags & CHUNK_TAIL)) {
         /* else it is a mapping apart from those around it */
         prim.advise(addr, len, MADV_MERGEABLE);
+    } else if (attr_unmergeable(r, addr, len) < 0 && kind == ATTR_OWN) {
+        /* what this says is that ksmd may have merged pages there */
+        r->mergeable = true;
     }
     attr_give_policy(r, addr, len);
     if (r->ops && r->ops->mapped) {

@@ -17,6 +17,15 @@ typedef enum AttrKind {
     ATTR_SHARED,        /* the pool: not those about huge pages */
 } AttrKind;
 
+/*
+ * Where all that the process maps is for the kernel's KSM (PR_SET_MEMORY_MERGE:
+ * systemd's MemoryKSM=), this is not; its pages are its own again.  ksmd knows
+ * neither the pool nor write-protection: a page that it merges is writable for
+ * its owner afterwards (restore.h), and of those that were merged and freed
+ * lazily it may lose one (libksm-free.h).  0 or -errno: some may be left to it.
+ */
+int attr_unmergeable(const KsmRegion *r, void *addr, size_t len);
+
 /* Hints: the kernel may refuse them. */
 void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind);
 void attr_give_policy(const KsmRegion *r, void *addr, size_t len);

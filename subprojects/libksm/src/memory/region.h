@@ -123,6 +123,7 @@ struct KsmRegion {
     int map_flags;          /* MAP_NORESERVE, if the memory has it */
     bool seen_flags;        /* of the first mapping */
     bool mergeable;         /* for the kernel's KSM, by its owner's doing */
+    bool merge_any;         /* what is mapped anew is so, too: attr.h */
     int advice[4];
     unsigned n_advice;
     int policy;             /* NUMA; -1: none */

@@ -14,6 +14,8 @@
  *    may be what the device writes to.  One that was not cannot be.
  * 3. One call, mremap(), replaces the run: all or nothing.
  * 4. Failed memory is not read: its copy is poisoned.
+ * 5. ksmd, which takes the protection of what it merges away, merges nothing
+ *    there: attr_unmergeable().
  *
  * Leaves to others: when (engine/broken.h), and what the owner wants.
  */

@@ -24,6 +24,10 @@ static int stage_prepare(KsmStage *g, char *area)
 
     prim.advise(area, CHUNK_BYTES, MADV_DONTFORK);
     prim.advise(area, CHUNK_BYTES, MADV_DONTDUMP);
+    if (prim.merge_any()) {
+        /* what ksmd merges cannot be moved back */
+        prim.advise(area, CHUNK_BYTES, MADV_UNMERGEABLE);
+    }
     prim.advise(area, CHUNK_BYTES, area == g->huge ? MADV_HUGEPAGE
                                                    : MADV_NOHUGEPAGE);
     /*
