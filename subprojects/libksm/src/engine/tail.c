@@ -13,6 +13,7 @@
 #define LEFT_MIN        4u      /* equal pages that are worth its while */
 #define FRESH_MAX       (CHUNK_PAGES / 16)  /* more were written: not quiet */
 #define QUIET_PASSES    2u      /* before it is given */
+#define HURRY_PASSES    16u     /* of them are without a rest */
 #define LOUD_PASSES     4u      /* before it is taken away ... */
 #define REST_PASSES     100u    /* ... and then */
 #define VAIN_SCANS      3u      /* begun: of them two were whole ... */
@@ -166,8 +167,6 @@ static bool is_quiet(const KsmChunk *c)
 static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
 {
     unsigned least = c->flags & CHUNK_HUGE ? e->cfg.split_min_pages : LEFT_MIN;
-    /* without a source each pass visits all */
-    uint16_t soon = r->dirty == KSM_DIRTY_CHECKSUM ? 0 : CHUNK_VISIT;
 
     if (e->tail.eager) {
         return !(c->flags & CHUNK_HUGE);
@@ -175,8 +174,36 @@ static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
     return c->gain >= least && is_quiet(c) &&
            (c->why_not == KSM_REASON_NOT_WORTH ||
             c->why_not == KSM_REASON_VMA_LIMIT ||
-            c->why_not == KSM_REASON_RUN_OFF) &&
-           !(c->flags & (soon | CHUNK_QUEUED | CHUNK_PARKED | CHUNK_RIPENING));
+            c->why_not == KSM_REASON_RUN_OFF);
+}
+
+/* Merging it is about to be tried again: not now. */
+static bool is_tried(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
+{
+    /* without a source each pass visits all */
+    uint16_t soon = r->dirty == KSM_DIRTY_CHECKSUM ? 0 : CHUNK_VISIT;
+
+    return !e->tail.eager &&
+           (c->flags & (soon | CHUNK_QUEUED | CHUNK_PARKED | CHUNK_RIPENING));
+}
+
+/* A chunk that is left: given when it has been so for some passes. */
+static void chunk_consider(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+
+    if (!c->tail_wait && !is_tried(e, r, c)) {
+        chunk_give(e, r, chunk);
+        return;
+    }
+    if (c->tail_wait == QUIET_PASSES) {
+        e->tail.hurry = e->scan.pass + HURRY_PASSES;
+    }
+    c->tail_wait -= c->tail_wait && !is_tried(e, r, c);
+    if (c->tail_wait < QUIET_PASSES && e->scan.pass < e->tail.hurry) {
+        /* a rest may be long: given after it, it would be late */
+        e->scan.settle = MAX(e->scan.settle, QUIET_PASSES);
+    }
 }
 
 /*
@@ -217,10 +244,8 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
             }
         } else if (!is_left(e, r, c)) {
             c->tail_wait = MAX(c->tail_wait, QUIET_PASSES);
-        } else if (c->tail_wait) {
-            c->tail_wait--;
         } else if (may) {
-            chunk_give(e, r, chunk);
+            chunk_consider(e, r, chunk);
         }
     }
 }

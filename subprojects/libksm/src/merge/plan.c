@@ -312,11 +312,37 @@ static unsigned run_shortest(KsmPlan *p)
     size_t left = vmas_left(p->vmas);
     size_t all = p->vmas->limit;
 
-    return left < 64 ? CHUNK_PAGES + 1
+    return left < (p->tail ? TAIL_VMAS : 64) ? CHUNK_PAGES + 1
          : left > all / 4 * 3 ? 1
          : left > all / 2 ? 2
          : left > all / 4 ? 4
          : left > all / 10 ? 8 : 16;
+}
+
+/* Pages from @i on that one mapping can cover; 0: it needs none. */
+static unsigned run_length(const KsmPlan *p, unsigned i)
+{
+    unsigned n = 1;
+
+    if (!act_has_slot(p->act[i]) && p->act[i] != ACT_NEW) {
+        return 0;
+    }
+    while (plan_joined(p, i + n - 1)) {
+        n++;
+    }
+    return n;
+}
+
+/* Are so many pages in short runs that the kernel should have them? */
+static bool is_tail(const KsmPlan *p)
+{
+    unsigned pages = 0, n;
+
+    for (unsigned i = 0; p->tail && i < CHUNK_PAGES; i += MAX(n, 1)) {
+        n = run_length(p, i);
+        pages += n < TAIL_RUN ? n : 0;
+    }
+    return pages >= TAIL_PAGES;
 }
 
 /* Drops runs that are too short; counts what is left. */
@@ -324,17 +350,15 @@ static void plan_prune(KsmPlan *p)
 {
     unsigned shortest = run_shortest(p), n;
 
+    if (is_tail(p)) {
+        shortest = MAX(shortest, TAIL_RUN);
+    }
     p->zero = p->map = p->fresh = p->runs = 0;
-    for (unsigned i = 0; i < CHUNK_PAGES; i += n) {
-        n = 1;
-        if (p->act[i] == ACT_ZERO) {
-            p->zero++;
-        }
-        if (!act_has_slot(p->act[i]) && p->act[i] != ACT_NEW) {
+    for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
+        n = run_length(p, i);
+        if (!n) {
+            p->zero += p->act[i] == ACT_ZERO;
             continue;
-        }
-        while (plan_joined(p, i + n - 1)) {
-            n++;
         }
         if (n < shortest) {
             for (unsigned k = i; k < i + n; k++) {

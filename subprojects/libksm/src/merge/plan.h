@@ -25,6 +25,13 @@
 #include "watch/memcg.h"
 
 #define RUN_PATTERN_MIN 16u     /* equal neighbours that make a pattern */
+/*
+ * Where the kernel's KSM has the tail: a chunk with so many pages in runs that are
+ * shorter is cheaper for it, which needs no mapping on either side.
+ */
+#define TAIL_RUN        4u
+#define TAIL_PAGES      128u
+#define TAIL_VMAS       2048u   /* left for marking such chunks */
 
 typedef enum PlanAct {
     ACT_KEEP,       /* goes back as it is */
@@ -55,6 +62,7 @@ typedef struct KsmPlan {
     KsmVmas *vmas;
     KsmCosts *costs;
     KsmMemcg *memcg;
+    bool tail;                      /* the kernel's KSM has what stands alone */
     unsigned split_min_pages;       /* a huge page must save so many */
     uint64_t stall_limit_ns;
     /* the plan */
