@@ -12,7 +12,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
+#include "base/prim.h"
 #include "engine/state.h"
 #include "house.h"
 
@@ -159,6 +161,68 @@ static void test_written(void)
     }
     passes(&l, 20);
     g_assert(left_marked(&l) == 1);
+    left_end(&l);
+}
+
+/* ksmd's scans, as the kernel would tell them. */
+static unsigned scans;
+
+static int open_scans(const char *path)
+{
+    int fd;
+
+    if (!g_str_has_suffix(path, "/full_scans")) {
+        return prim_real.open_read(path);
+    }
+    fd = prim_real.memfd("scans");
+    g_assert(dprintf(fd, "%u\n", scans) > 0 && lseek(fd, 0, SEEK_SET) == 0);
+    return fd;
+}
+
+/* Passes, a scan each, until ksmd has so many chunks. */
+static unsigned until_left(Left *l, unsigned chunks)
+{
+    unsigned n = 0;
+
+    while (util_stats(l->e).kernel_left != chunks * CHUNK) {
+        scans++;
+        l->e->tail.looked_ns = 0;
+        passes(l, 1);
+        g_assert(++n < 1000);
+    }
+    return n;
+}
+
+static unsigned rest_of(Left *l)
+{
+    until_left(l, 0);
+    return until_left(l, 2);
+}
+
+/* Where it finds nothing ksmd is asked more and more seldom, until writes. */
+static void test_vain(void)
+{
+    unsigned first, second;
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    prim.open_read = open_scans;
+    until_left(&l, 2);
+    first = rest_of(&l);
+    second = rest_of(&l);
+    g_assert(first >= 100 && first < 120);
+    g_assert(second >= 200 && second < 220);
+    for (unsigned k = 0; util_stats(l.e).kernel_left; k++) {
+        for (size_t i = 0; i < PAIR_PAGES; i++) {
+            mem_write(l.m, i, 8, k + i % CHUNK_PAGES);
+        }
+        g_assert(k < 20);
+        passes(&l, 1);
+    }
+    g_assert(rest_of(&l) < 120);
+    prim.open_read = prim_real.open_read;
     left_end(&l);
 }
 
@@ -434,6 +498,7 @@ int main(int argc, char **argv)
     g_test_add_func("/tail/given", test_given);
     g_test_add_func("/tail/inherited", test_inherited);
     g_test_add_func("/tail/written", test_written);
+    g_test_add_func("/tail/vain", test_vain);
     g_test_add_func("/tail/unmerged", test_unmerged);
     g_test_add_func("/tail/off", test_off);
     g_test_add_func("/tail/discarded", test_discarded);

@@ -15,7 +15,8 @@
 #define QUIET_PASSES    2u      /* before it is given */
 #define HURRY_PASSES    16u     /* of them are without a rest */
 #define LOUD_PASSES     4u      /* before it is taken away ... */
-#define REST_PASSES     100u    /* ... and then */
+#define REST_PASSES     100u    /* ... and then, twice as many each time ... */
+#define REST_DOUBLINGS  6u      /* ... so often, while it is as vain as before */
 #define VAIN_SCANS      3u      /* begun: of them two were whole ... */
 #define VAIN_PASSES     8u      /* ... and so many of ours */
 #define LOOK_NS         UINT64_C(1000000000)
@@ -119,7 +120,7 @@ static void chunk_returned(KsmEngine *e, KsmRegion *r, size_t chunk)
 }
 
 /* 0 or -ENOMEM.  A kernel without KSM, EINVAL, has merged nothing. */
-static int chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk, uint8_t rest)
+static int chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk, uint16_t rest)
 {
     KsmChunk *c = &r->chunk[chunk];
 
@@ -132,6 +133,15 @@ static int chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk, uint8_t rest)
     c->tail_wait = rest;
     e->tail.chunks--;
     return 0;
+}
+
+/* Passes until it is tried again. */
+static uint16_t chunk_rest(KsmChunk *c)
+{
+    unsigned doublings = c->tail_tries;
+
+    c->tail_tries = MIN(doublings + 1, REST_DOUBLINGS);
+    return REST_PASSES << doublings;
 }
 
 static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
@@ -154,7 +164,7 @@ static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (ret < 0) {
         e->tail.refused |= ret == -EINVAL;
         vmas_recount(&e->vmas);
-        chunk_take(e, r, chunk, REST_PASSES);
+        chunk_take(e, r, chunk, chunk_rest(c));
     }
 }
 
@@ -216,7 +226,7 @@ static bool seems_vain(const KsmEngine *e, KsmChunk *c)
 
     if (c->kernel) {
         c->tail_scan = e->tail.scans;
-        c->tail_vain = 0;
+        c->tail_vain = c->tail_tries = 0;
     }
     /* what was put back looks written for a pass, too */
     c->tail_wait = c->kernel || is_quiet(c) ? 0 : c->tail_wait + 1;
@@ -237,10 +247,13 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
     for (; chunk < end; chunk++) {
         KsmChunk *c = &r->chunk[chunk];
 
+        if (!is_quiet(c)) {
+            c->tail_tries = 0;
+        }
         if (c->flags & CHUNK_TAIL) {
             /* the books may be old: page tables are asked each CHECK_PASSES */
             if (seems_vain(e, c) && !chunk_has_merged(e, r, chunk)) {
-                chunk_take(e, r, chunk, e->tail.eager ? 1 : REST_PASSES);
+                chunk_take(e, r, chunk, e->tail.eager ? 1 : chunk_rest(c));
             }
         } else if (!is_left(e, r, c)) {
             c->tail_wait = MAX(c->tail_wait, QUIET_PASSES);

@@ -86,6 +86,7 @@ typedef struct KsmChunk {
     uint16_t lazy;      /* FREED and populated when seen: chunk_set_lazy() */
     uint16_t tried;     /* gain when merging was last refused */
     uint16_t flags;
+    uint16_t tail_wait; /* passes until it may be left to the kernel */
     uint8_t why_not;    /* KsmReason of that refusal: chunk_set_reason() */
     uint8_t wait;       /* passes until it is tried again */
     uint8_t parked;     /* times in this pass that it was put off */
@@ -97,9 +98,9 @@ typedef struct KsmChunk {
     uint8_t yield;      /* 0 to 255: how much was merged here lately */
     uint8_t calm;       /* looks at broken pages since some were restored */
     uint8_t restored;   /* log2 of the looks until more may be */
-    uint8_t tail_wait;  /* passes until it may be left to the kernel */
     uint8_t tail_scan;  /* low bits of the kernel's scans when it was */
     uint8_t tail_vain;  /* passes in which it merged nothing there */
+    uint8_t tail_tries; /* since that or writes: log2 of the next rest */
 } KsmChunk;
 
 struct KsmRegion {
