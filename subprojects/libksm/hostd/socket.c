@@ -39,7 +39,7 @@ static socklen_t address(struct sockaddr_un *a, const char *path)
 
 int socket_connect(const char *path)
 {
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     struct sockaddr_un a;
     socklen_t len = address(&a, path);
     int error;

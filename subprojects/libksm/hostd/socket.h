@@ -15,7 +15,10 @@ int socket_listener(const char *path);
 void socket_adopt(const char *path);
 /* Removes the path, if it was made here and is still the same. */
 void socket_remove(const char *path);
-/* To the daemon at @path; or -errno. */
+/*
+ * To the daemon at @path, not blocking; or -errno.  EAGAIN: one hangs there, and
+ * does not accept those that wait already.
+ */
 int socket_connect(const char *path);
 /* Tells systemd, if it wants to know. */
 void socket_notify(const char *text);

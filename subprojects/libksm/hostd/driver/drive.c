@@ -10,7 +10,12 @@
 
 #define SLEEP_MS    UINT64_C(20)    /* between batches: the kernel's default */
 #define PAGES_MIN   UINT64_C(64)
-#define PAGES_MAX   (UINT64_C(1) << 16)
+#define PAGES_MAX   (UINT64_C(1) << 16)     /* in one such time */
+/*
+ * Whoever stops ksmd waits for the end of a batch: a tenth of a second for pages
+ * that cost most, 186 MB/s (docs/devel/ksm-bench.rst).
+ */
+#define BATCH_MAX   UINT64_C(4096)
 #define PAGES_FIRST UINT64_C(500)   /* some ms of CPU, with cold caches */
 #define SPEED_NS    UINT64_C(1000000000)    /* it is looked at so often */
 /*
@@ -21,6 +26,7 @@
 #define NEW_SCANS   4u
 #define RETRY_MIN_NS    UINT64_C(120000000000)
 #define RETRY_MAX_NS    UINT64_C(3600000000000)
+#define NEW_SOONER  30u     /* ... something new is tried: 4 s to 2 min */
 
 void drive_init(Drive *d, unsigned share)
 {
@@ -30,8 +36,8 @@ void drive_init(Drive *d, unsigned share)
 static void begin(Drive *d, const DriveSeen *seen)
 {
     d->runs = true;
-    d->scans = seen->scans;
-    d->need = NEW_SCANS;
+    d->given = seen->given;
+    d->until = seen->scans + NEW_SCANS;
     d->saved = seen->saved;
     d->cpu_ns = seen->cpu_ns;
     d->at_ns = seen->now_ns;
@@ -42,23 +48,21 @@ static void stop(Drive *d, const DriveSeen *seen)
     d->runs = false;
     d->wait_ns = CLAMP(2 * d->wait_ns, RETRY_MIN_NS, RETRY_MAX_NS);
     d->retry_ns = seen->now_ns + d->wait_ns;
+    d->new_ns = seen->now_ns + d->wait_ns / NEW_SOONER;
 }
 
-/* Something came, or was gained: it goes on. */
+/*
+ * Something was gained: it goes on.  Not what was lost and is merged again: that
+ * is written all the time.  Nor for what came meanwhile, unless that is a gain:
+ * it gets a run of its own, and who gives and takes for ever none without end.
+ */
 static void look(Drive *d, const DriveSeen *seen)
 {
-    if (seen->given != d->given) {
-        d->given = seen->given;
-        d->scans = seen->scans;
-        d->need = NEW_SCANS;
-        d->wait_ns = 0;
-    }
     if (seen->saved > d->saved) {
-        d->scans = seen->scans;
-        d->need = MAX(d->need, VAIN_SCANS);
+        d->saved = seen->saved;
+        d->until = MAX(d->until, seen->scans + VAIN_SCANS);
         d->wait_ns = 0;
     }
-    d->saved = seen->saved;
 }
 
 /*
@@ -71,7 +75,7 @@ static void set_speed(Drive *d, const DriveSeen *seen)
     unsigned share = seen->pressed ? 100 : d->share;
     uint64_t most = CLAMP(seen->left / PAGE_BYTES, PAGES_MIN, PAGES_MAX);
 
-    if (ns >= SPEED_NS) {
+    if (ns >= SPEED_NS && seen->cpu_ns) {
         double much = cpu ? (double)ns * share / 100 / cpu : 2;
 
         /* step by step: a page costs what is in it */
@@ -85,18 +89,22 @@ static void set_speed(Drive *d, const DriveSeen *seen)
 Want drive_next(Drive *d, const DriveSeen *seen)
 {
     bool again = d->retry_ns && seen->now_ns >= d->retry_ns;
+    bool new = seen->given != d->given && seen->now_ns >= d->new_ns;
+    uint64_t batches;
 
-    if (!d->runs && seen->left && (seen->given != d->given || again)) {
+    if (!d->runs && seen->left && (new || again)) {
         begin(d, seen);
     }
     if (!d->runs) {
         return (Want) { .run = false };
     }
     look(d, seen);
-    if (!seen->left || seen->scans - d->scans >= d->need) {
+    if (!seen->left || seen->scans >= d->until) {
         stop(d, seen);
         return (Want) { .run = false };
     }
     set_speed(d, seen);
-    return (Want) { .run = true, .sleep_ms = SLEEP_MS, .pages = d->pages };
+    batches = (d->pages + BATCH_MAX - 1) / BATCH_MAX;
+    return (Want) { .run = true, .sleep_ms = SLEEP_MS / batches,
+                    .pages = d->pages / batches };
 }

@@ -8,7 +8,8 @@
  * is something new, at a speed that costs so much of a core, or, when the host
  * is short of memory, up to all of one; and it stops when two whole scans have
  * brought nothing.  What becomes equal later is found by trying again, more and
- * more seldom.
+ * more seldom, as long as that is vain.  Something new is tried sooner, but not
+ * at once: members can always have something new.
  *
  * Leaves to others: where the figures come from, and the knobs.
  */
@@ -26,20 +27,21 @@ typedef struct DriveSeen {
     uint64_t given;         /* ... and how often they have given some */
     uint64_t scans;         /* ksmd's, of all that it has */
     uint64_t saved;         /* pages */
-    uint64_t cpu_ns;        /* ksmd's */
+    uint64_t cpu_ns;        /* ksmd's; 0: not known */
     bool pressed;           /* the host is short of memory */
 } DriveSeen;
 
 typedef struct Drive {
     unsigned share;         /* percent of a core */
     bool runs;
-    uint64_t given, saved;  /* as seen last */
-    uint64_t scans;         /* when something new came, or was gained */
-    uint64_t need;          /* scans begun since then that are enough */
+    uint64_t given;         /* when it began to run */
+    uint64_t saved;         /* most, since then */
+    uint64_t until;         /* scans that are enough */
     uint64_t retry_ns;      /* when to try again; 0: there is nothing to try */
-    uint64_t wait_ns;
+    uint64_t new_ns;        /* ... if there is something new */
+    uint64_t wait_ns;       /* from the last end to retry_ns */
     uint64_t cpu_ns, at_ns; /* when the speed was set */
-    uint64_t pages;         /* of a batch */
+    uint64_t pages;         /* in SLEEP_MS */
 } Drive;
 
 void drive_init(Drive *d, unsigned share);

@@ -5,8 +5,10 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <glib.h>
 
@@ -16,10 +18,11 @@
 #include "socket.h"
 
 #define ANSWER_MS   100
-#define ASK_NS      UINT64_C(1000000000)
+#define SECOND_NS   UINT64_C(1000000000)
+#define ASK_NS      SECOND_NS
 #define PRESSED_NS  UINT64_C(10000000000)   /* short of memory: so long after */
 
-/* A kernel thread of that name, by the first figure of its schedstat: ns. */
+/* A kernel thread of that name, by the file that has its times. */
 static char *thread_find(const char *root, const char *name)
 {
     g_autofree char *proc = g_build_filename(root, "proc", NULL);
@@ -39,7 +42,7 @@ static char *thread_find(const char *root, const char *name)
         line = prim_read_file(exe, NULL);
         /* a process can have any name; a kernel thread has no command line */
         if (comm && strcmp(g_strchomp(comm), name) == 0 && line && !*line) {
-            return g_build_filename(proc, pid, "schedstat", NULL);
+            return g_build_filename(proc, pid, "stat", NULL);
         }
     }
     return NULL;
@@ -52,15 +55,11 @@ void seer_init(Seer *s, const char *root, const char *socket)
         .stat = thread_find(root, "ksmd"),
         .pressure = ksm_pressure_new_at(root),
         .socket = socket,
-        .fd = -1,
     };
 }
 
 void seer_free(Seer *s)
 {
-    if (s->fd >= 0) {
-        prim.close(s->fd);
-    }
     ksm_pressure_free(s->pressure);
     g_free(s->knobs);
     g_free(s->stat);
@@ -69,12 +68,26 @@ void seer_free(Seer *s)
 /* The first number of a file; false: there is none. */
 static bool number(const char *path, uint64_t *n)
 {
-    g_autofree char *text = path ? prim_read_file(path, NULL) : NULL;
+    g_autofree char *text = prim_read_file(path, NULL);
 
     if (text) {
         *n = g_ascii_strtoull(text, NULL, 10);
     }
     return text;
+}
+
+/* Fields 14 and 15, utime and stime; schedstat is all zeroes in some kernels. */
+static uint64_t thread_ns(const char *path)
+{
+    g_autofree char *text = path ? prim_read_file(path, NULL) : NULL;
+    const char *rest = text ? strrchr(text, ')') : NULL;
+    unsigned long user, system;
+
+    if (!rest || sscanf(rest, ")%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%lu%lu", &user,
+                        &system) != 2) {
+        return 0;
+    }
+    return (user + system) * SECOND_NS / sysconf(_SC_CLK_TCK);
 }
 
 static bool counter(const Seer *s, const char *name, uint64_t *n)
@@ -84,38 +97,30 @@ static bool counter(const Seer *s, const char *name, uint64_t *n)
     return number(path, n);
 }
 
-static void daemon_lost(Seer *s)
-{
-    if (s->fd >= 0) {
-        prim.close(s->fd);
-    }
-    s->fd = -1;
-    s->answers = false;
-}
-
-/* What it said last stays: its members' memory is as it was. */
+/*
+ * What it said last stays: its members' memory is as it was.  A connection for
+ * each question: what comes too late is not taken for the next answer, and no
+ * hand inherits it.
+ */
 static void daemon_ask(Seer *s)
 {
     WireHead status = { .type = WIRE_STATUS, .count = 1, .seq = 1 };
-    struct pollfd wait = { .events = POLLIN };
+    struct pollfd wait = { .fd = socket_connect(s->socket), .events = POLLIN };
     WireState state;
 
-    if (s->fd < 0) {
-        s->fd = socket_connect(s->socket);
+    s->answers =
+        wait.fd >= 0 &&
+        send(wait.fd, &status, sizeof(status), MSG_NOSIGNAL) > 0 &&
+        poll(&wait, 1, ANSWER_MS) > 0 &&
+        recv(wait.fd, &state, sizeof(state), 0) == sizeof(state) &&
+        state.head.type == WIRE_STATE;
+    if (s->answers) {
+        s->seen.left = state.left.bytes;
+        s->seen.given = state.left.given;
     }
-    wait.fd = s->fd;
-    if (s->fd < 0 ||
-        send(s->fd, &status, sizeof(status), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ||
-        poll(&wait, 1, ANSWER_MS) <= 0 ||
-        recv(s->fd, &state, sizeof(state), MSG_DONTWAIT) != sizeof(state) ||
-        state.head.type != WIRE_STATE) {
-        /* what comes too late must not be taken for the next answer */
-        daemon_lost(s);
-        return;
+    if (wait.fd >= 0) {
+        prim.close(wait.fd);
     }
-    s->answers = true;
-    s->seen.left = state.left.bytes;
-    s->seen.given = state.left.given;
 }
 
 int seer_look(Seer *s)
@@ -130,7 +135,7 @@ int seer_look(Seer *s)
     }
     counter(s, "ksm_zero_pages", &zero);
     seen->saved = sharing + zero;
-    number(s->stat, &seen->cpu_ns);
+    seen->cpu_ns = thread_ns(s->stat);
     if (!s->asked_ns || seen->now_ns - s->asked_ns >= ASK_NS) {
         s->asked_ns = seen->now_ns;
         daemon_ask(s);

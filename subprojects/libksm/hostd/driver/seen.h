@@ -13,10 +13,9 @@
 
 typedef struct Seer {
     char *knobs;            /* directory */
-    char *stat;             /* of ksmd's thread; NULL: not found */
+    char *stat;             /* of ksmd's thread, in proc; NULL: not found */
     KsmPressure *pressure;
     const char *socket;     /* of the daemon */
-    int fd;                 /* to it; -1 */
     uint64_t asked_ns;      /* when it was asked last */
     uint64_t looked_ns;     /* ... and the host's pressure */
     uint64_t pressed_ns;    /* when there was some */

@@ -1,5 +1,5 @@
 /*
- * hostd tests: when ksmd is to run, how fast, and the way back of its knobs
+ * hostd tests: when ksmd is to run, how fast, what tells that, and the way back
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
@@ -14,6 +14,8 @@
 
 #include "driver/drive.h"
 #include "driver/knobs.h"
+#include "driver/seen.h"
+#include "fake-root.h"
 #include "sys.h"
 
 #define SECOND  UINT64_C(1000000000)
@@ -73,7 +75,7 @@ static void test_stops(void)
     g_assert(!tick(&h, SECOND));
     g_assert(!tick(&h, SECOND));
     give(&h, 2);
-    g_assert(tick(&h, SECOND));
+    g_assert(tick(&h, 4 * SECOND));
 }
 
 static void test_gains(void)
@@ -92,7 +94,41 @@ static void test_gains(void)
     g_assert(!tick(&h, SECOND));
 }
 
-/* What comes while it runs is new, too: it takes as long as at first. */
+/* Of what was gained at once the checksums are not taken again. */
+static void test_gains_once(void)
+{
+    Host h;
+
+    host_init(&h);
+    give(&h, 4);
+    g_assert(tick(&h, SECOND));
+    h.seen.scans += 2;
+    h.seen.saved++;
+    g_assert(tick(&h, SECOND));
+    h.seen.scans += 2;
+    g_assert(tick(&h, SECOND));
+    h.seen.scans += 1;
+    g_assert(!tick(&h, SECOND));
+}
+
+/* Merged, written and merged again: no gain. */
+static void test_churn(void)
+{
+    Host h;
+    unsigned s = 0;
+
+    host_init(&h);
+    h.seen.saved = 1000;
+    give(&h, 4);
+    while (tick(&h, SECOND)) {
+        h.seen.saved = s % 2 ? 1100 : 900;
+        h.seen.scans++;
+        g_assert(++s < 8);
+    }
+    g_assert(!tick(&h, SECOND));
+}
+
+/* What comes while it runs is new, too: it has a run of its own, as long. */
 static void test_more_comes(void)
 {
     Host h;
@@ -101,13 +137,33 @@ static void test_more_comes(void)
     give(&h, 4);
     g_assert(tick(&h, SECOND));
     h.seen.scans += 3;
-    g_assert(tick(&h, SECOND));
     give(&h, 4);
-    g_assert(tick(&h, SECOND));
-    h.seen.scans += 3;
     g_assert(tick(&h, SECOND));
     h.seen.scans += 1;
     g_assert(!tick(&h, SECOND));
+    g_assert(tick(&h, 4 * SECOND));
+    h.seen.scans += 3;
+    g_assert(tick(&h, SECOND));
+    h.seen.scans += 1;
+    g_assert(!tick(&h, 4 * SECOND));
+    g_assert(!tick(&h, 4 * SECOND));
+}
+
+/* A member that always has something new does not keep it running. */
+static void test_always_new(void)
+{
+    Host h;
+    unsigned runs = 0;
+
+    host_init(&h);
+    for (unsigned s = 0; s < 7200; s++) {
+        give(&h, 0);
+        h.seen.left = 4 * MIB;
+        runs += tick(&h, SECOND);
+        h.seen.scans++;
+    }
+    g_assert(runs > 7200 / 125 * 4);
+    g_assert(runs < 7200 / 20);
 }
 
 static void test_nothing_left(void)
@@ -134,7 +190,7 @@ static unsigned until_run(Host *h)
     return s;
 }
 
-/* Vain, it is tried again, each time later; what is new ends that. */
+/* Vain, it is tried again, each time later; what is new sooner. */
 static void test_retries(void)
 {
     Host h;
@@ -152,11 +208,33 @@ static void test_retries(void)
     }
     g_assert(after <= 3600);
     give(&h, 1);
-    g_assert(until_run(&h) == 0);
+    g_assert(until_run(&h) <= 120);
+    /* a gain ends that */
+    g_assert(until_run(&h) > 3500);
+    give(&h, 1);
+    for (unsigned s = 0; !tick(&h, SECOND); s++) {
+        g_assert(s <= 120);
+    }
+    h.seen.saved++;
+    g_assert(tick(&h, SECOND));
+    h.seen.scans += 10;
+    g_assert(!tick(&h, SECOND));
     g_assert(until_run(&h) <= 130);
 }
 
-/* A core's share, as pages cost: 2 us each, then 8. */
+/* Seconds of CPU in one second. */
+static double ksmd_scans(Host *h, double us_each)
+{
+    double batch = h->want.pages * us_each / 1e6, cpu;
+
+    /* whoever stops it waits for a batch: no longer than that */
+    g_assert(batch < 0.1);
+    cpu = batch / (batch + h->want.sleep_ms / 1e3);
+    h->seen.cpu_ns += cpu * SECOND;
+    return cpu;
+}
+
+/* A core's share, as pages cost: 2 us each, then 22. */
 static void test_speed(void)
 {
     Host h;
@@ -165,33 +243,43 @@ static void test_speed(void)
     host_init(&h);
     give(&h, 4096);
     for (unsigned i = 0; i < 60; i++) {
-        uint64_t cpu;
+        double cpu;
 
         g_assert(tick(&h, SECOND));
-        /* 45 batches a second, or so */
-        cpu = h.want.pages * 45 * (i < 30 ? 2000 : 8000);
-        h.seen.cpu_ns += cpu;
-        if (i % 30 >= 20) {
-            spent += cpu / 1e9 / 20;
-        }
+        cpu = ksmd_scans(&h, i < 30 ? 2 : 22);
+        spent += i % 30 >= 20 ? cpu / 20 : 0;
     }
     g_assert(spent > 0.17 && spent < 0.23);
 }
 
+/* All of a core, or nearly, and batches are no longer for that. */
 static void test_pressed(void)
 {
     Host h;
-    uint64_t before = 0;
+    double cpu = 0;
+
+    host_init(&h);
+    give(&h, 4096);
+    h.seen.pressed = true;
+    for (unsigned i = 0; i < 60; i++) {
+        g_assert(tick(&h, SECOND));
+        cpu = ksmd_scans(&h, i < 30 ? 2 : 22);
+        g_assert(i < 20 || cpu > 0.85);
+    }
+}
+
+/* Nobody tells what it costs: no faster than at first. */
+static void test_cost_unknown(void)
+{
+    Host h;
 
     host_init(&h);
     give(&h, 4096);
     for (unsigned i = 0; i < 60; i++) {
         h.seen.pressed = i >= 30;
         g_assert(tick(&h, SECOND));
-        h.seen.cpu_ns += h.want.pages * 45 * 2000;
-        before = i == 29 ? h.want.pages : before;
+        g_assert(h.want.pages == 500 && h.want.sleep_ms == 20);
     }
-    g_assert(h.want.pages > 4 * before);
 }
 
 /* A batch is no more than all that there is. */
@@ -208,6 +296,28 @@ static void test_short_list(void)
     h.seen.left = 8192;
     g_assert(tick(&h, SECOND));
     g_assert(h.want.pages == 64);
+}
+
+/* What ksmd costs; 0: it is not to be seen, as where proc hides it. */
+static void test_cost_seen(FakeRoot *root, gconstpointer data)
+{
+    Seer s;
+
+    fake_write(root, "sys/kernel/mm/ksm/full_scans", "7\n");
+    fake_write(root, "sys/kernel/mm/ksm/pages_sharing", "30\n");
+    seer_init(&s, root->dir, "/nonexistent");
+    g_assert(seer_look(&s) == 0);
+    g_assert(s.seen.scans == 7 && s.seen.saved == 30 && s.seen.cpu_ns == 0);
+    seer_free(&s);
+    fake_write(root, "proc/40/comm", "ksmd\n");
+    fake_write(root, "proc/40/cmdline", "");
+    fake_write(root, "proc/40/schedstat", "0 0 0\n");
+    fake_write(root, "proc/40/stat", "40 (ksmd) S 2 0 0 0 -1 2129984 0 0 0 0 "
+               "3 32 0 0 25 5 1 0 57 0 0 18446744073709551615\n");
+    seer_init(&s, root->dir, "/nonexistent");
+    g_assert(seer_look(&s) == 0);
+    g_assert(s.seen.cpu_ns == SECOND * 35 / sysconf(_SC_CLK_TCK));
+    seer_free(&s);
 }
 
 /* Knobs that are files. */
@@ -383,12 +493,18 @@ int main(int argc, char **argv)
     g_test_add_func("/drive/starts", test_starts);
     g_test_add_func("/drive/stops", test_stops);
     g_test_add_func("/drive/gains", test_gains);
+    g_test_add_func("/drive/gains-once", test_gains_once);
+    g_test_add_func("/drive/churn", test_churn);
     g_test_add_func("/drive/more-comes", test_more_comes);
+    g_test_add_func("/drive/always-new", test_always_new);
     g_test_add_func("/drive/nothing-left", test_nothing_left);
     g_test_add_func("/drive/retries", test_retries);
     g_test_add_func("/drive/speed", test_speed);
     g_test_add_func("/drive/pressed", test_pressed);
+    g_test_add_func("/drive/cost-unknown", test_cost_unknown);
     g_test_add_func("/drive/short-list", test_short_list);
+    g_test_add("/drive/cost-seen", FakeRoot, NULL, fake_make, test_cost_seen,
+               fake_remove);
     g_test_add_func("/knobs/restore", test_restore);
     g_test_add_func("/knobs/busy", test_busy);
     g_test_add_func("/knobs/changed", test_changed);

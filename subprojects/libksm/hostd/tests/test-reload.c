@@ -8,6 +8,7 @@
  * good: it must not go on.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -66,6 +67,7 @@ static int peer_connect(void)
         g_usleep(fd < 0 ? 10000 : 0);
     }
     g_assert(fd >= 0);
+    g_assert(fcntl(fd, F_SETFL, 0) == 0);
     g_assert(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience,
                         sizeof(patience)) == 0);
     return fd;
