@@ -18,6 +18,8 @@
 #include "sys.h"
 
 #define SILENCE_MS  500     /* then the other one is dead, or as good as */
+#define RETRY_US    20000   /* after memory or descriptors were wanting ... */
+#define RETRIES     500     /* ... and no hope any more */
 
 static bool is_readable(int fd, int timeout_ms)
 {
@@ -35,15 +37,29 @@ static HandAnswer failed(int error)
     return (HandAnswer) { .what = HAND_FAILED, .error = error };
 }
 
+/* The last chance. */
+static int restore_surely(Record *r)
+{
+    int ret = record_restore(r);
+
+    for (unsigned i = 0; i < RETRIES && ret < 0; i++) {
+        g_usleep(RETRY_US);
+        ret = record_restore(r);
+    }
+    return ret;
+}
+
 static HandAnswer obey(Record *r, const Want *want)
 {
     HandAnswer answer = { .what = HAND_DONE };
     Knobs set;
     int ret = 0;
 
-    if (!want->run) {
-        record_restore(r);
-        return answer;
+    if (!want->run || r->ends) {
+        ret = record_restore(r);
+    }
+    if (!want->run || ret < 0) {
+        return ret < 0 ? failed(ret) : answer;
     }
     if (!r->held) {
         ret = record_begin(r);
@@ -67,19 +83,25 @@ static HandAnswer obey(Record *r, const Want *want)
     return answer;
 }
 
-/* Whoever stops the service stops its driver: that says what is to be done. */
-static void signals_ignore(void)
+/*
+ * Whoever stops the service, or the job of a shell, stops its driver: that says
+ * what is to be done, or says nothing any more.
+ */
+static void leave_group(void)
 {
-    signal(SIGTERM, SIG_IGN);
-    signal(SIGINT, SIG_IGN);
-    signal(SIGHUP, SIG_IGN);
+    static const int of_groups[] = { SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGTSTP };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(of_groups); i++) {
+        signal(of_groups[i], SIG_IGN);
+    }
+    setsid();
 }
 
 static void G_GNUC_NORETURN hand_main(Record *r, int fd)
 {
     Want want;
 
-    signals_ignore();
+    leave_group();
     for (;;) {
         HandAnswer answer;
 
@@ -88,7 +110,7 @@ static void G_GNUC_NORETURN hand_main(Record *r, int fd)
             continue;
         }
         if (recv(fd, &want, sizeof(want), 0) != sizeof(want)) {
-            record_restore(r);
+            restore_surely(r);
             _exit(0);
         }
         answer = obey(r, &want);
@@ -120,7 +142,7 @@ static int hand_fork(Hand *h)
     return 0;
 }
 
-/* It writes no more; then the knobs can be put back from here. */
+/* It writes no more: now the knobs can be put back from here. */
 static void hand_cut(Hand *h)
 {
     if (h->pid) {
@@ -129,7 +151,6 @@ static void hand_cut(Hand *h)
         prim.close(h->fd);
         h->pid = 0;
     }
-    record_restore(h->record);
 }
 
 int hand_begin(Hand *h, const char *dir, const char *file)
@@ -141,21 +162,24 @@ int hand_begin(Hand *h, const char *dir, const char *file)
     if (!r) {
         return -errno;
     }
-    g_strlcpy(r->dir, dir, sizeof(r->dir));
-    g_strlcpy(r->file, file ? file : "", sizeof(r->file));
+    record_init(r, dir, file);
     if (record_find(r)) {
         record_restore(r);
     }
     return hand_fork(h);
 }
 
-void hand_end(Hand *h)
+int hand_end(Hand *h)
 {
+    int ret = 0;
+
     if (h->record) {
         hand_cut(h);
+        ret = restore_surely(h->record);
         prim.unmap(h->record, sizeof(*h->record));
         h->record = NULL;
     }
+    return ret;
 }
 
 int hand_say(Hand *h, const Want *want, HandAnswer *answer)
@@ -169,6 +193,7 @@ int hand_say(Hand *h, const Want *want, HandAnswer *answer)
         !is_readable(h->fd, SILENCE_MS) ||
         recv(h->fd, answer, sizeof(*answer), 0) != sizeof(*answer)) {
         hand_cut(h);
+        record_restore(h->record);
         return -ETIMEDOUT;
     }
     return 0;

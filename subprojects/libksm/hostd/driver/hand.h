@@ -25,8 +25,8 @@ typedef struct Want {
 typedef enum HandSays {
     HAND_DONE,
     HAND_BUSY,              /* ksmd was running: it is somebody else's */
-    HAND_CHANGED,           /* somebody has changed a knob; all is put back */
-    HAND_FAILED,            /* a knob cannot be written */
+    HAND_CHANGED,           /* somebody has changed a knob */
+    HAND_FAILED,            /* a knob cannot be written; it tries again */
 } HandSays;
 
 typedef struct HandAnswer {
@@ -43,8 +43,8 @@ typedef struct Hand {
 
 /* What a driver left who died is put back.  0 or -errno; hand_end() then. */
 int hand_begin(Hand *h, const char *dir, const char *file);
-/* Puts all back. */
-void hand_end(Hand *h);
+/* Puts all back.  -errno: that fails, for ten seconds now. */
+int hand_end(Hand *h);
 
 /*
  * At least each HAND_BEAT_MS while ksmd is to run.  -errno: there was no hand,

@@ -74,12 +74,31 @@ static void record_save(const Record *r)
         return;
     }
     text = g_strdup_printf(
-        "%" PRIu64 " %" PRIu64 " %" PRIu64 "\n%" PRIu64 " %" PRIu64 " %" PRIu64
-        "\n%" PRIu64 " %" PRIu64 " %" PRIu64 "\n",
+        "%s\n%" PRIu64 " %" PRIu64 " %" PRIu64 "\n%" PRIu64 " %" PRIu64
+        " %" PRIu64 "\n%" PRIu64 " %" PRIu64 " %" PRIu64 "\n", r->boot,
         r->found.value[0], r->found.value[1], r->found.value[2],
         r->was.value[0], r->was.value[1], r->was.value[2],
         r->set.value[0], r->set.value[1], r->set.value[2]);
     g_file_set_contents(r->file, text, -1, NULL);
+}
+
+static void record_drop(Record *r)
+{
+    if (r->file[0]) {
+        unlink(r->file);
+    }
+    r->held = false;
+}
+
+void record_init(Record *r, const char *dir, const char *file)
+{
+    g_autofree char *boot = prim_read_file("/proc/sys/kernel/random/boot_id",
+                                           NULL);
+
+    *r = (Record) { .held = false };
+    g_strlcpy(r->dir, dir, sizeof(r->dir));
+    g_strlcpy(r->file, file ? file : "", sizeof(r->file));
+    g_strlcpy(r->boot, boot ? g_strchomp(boot) : "unknown", sizeof(r->boot));
 }
 
 int record_begin(Record *r)
@@ -94,6 +113,7 @@ int record_begin(Record *r)
     }
     r->was = r->set = r->found;
     r->held = true;
+    r->ends = false;
     record_save(r);
     return 0;
 }
@@ -131,35 +151,62 @@ int record_write(Record *r, const Knobs *k)
     return ret;
 }
 
-/* ksmd stops first. */
-void record_restore(Record *r)
+/* Which knobs are what was found or written here; how many. */
+static unsigned ours_find(const Record *r, const Knobs *now, bool *ours)
 {
-    Knobs now;
+    g_autofree char *advisor = knobs_advisor(r->dir);
+    unsigned n = 0;
 
-    if (r->held && knobs_read(r->dir, &now) == 0) {
-        for (Knob i = KNOBS; i-- > 0; ) {
-            if (now.value[i] != r->found.value[i] &&
-                (now.value[i] == r->set.value[i] ||
-                 now.value[i] == r->was.value[i])) {
-                knob_write(r->dir, i, r->found.value[i]);
+    for (Knob i = 0; i < KNOBS; i++) {
+        uint64_t value = now->value[i];
+
+        /* the advisor sets it, and nobody else may */
+        ours[i] = !(advisor && i == KNOB_PAGES) &&
+                  (value == r->found.value[i] || value == r->was.value[i] ||
+                   value == r->set.value[i]);
+        n += ours[i];
+    }
+    return n;
+}
+
+/* ksmd stops first. */
+int record_restore(Record *r)
+{
+    bool ours[KNOBS];
+    Knobs now;
+    int ret = r->held ? knobs_read(r->dir, &now) : 0;
+
+    if (!r->held || ret < 0) {
+        return ret;
+    }
+    r->ends = true;
+    if (ours_find(r, &now, ours) == KNOBS || !now.value[KNOB_RUN]) {
+        for (Knob i = KNOBS; i-- > 0 && ret == 0; ) {
+            if (ours[i] && now.value[i] != r->found.value[i]) {
+                ret = knob_write(r->dir, i, r->found.value[i]);
             }
         }
     }
-    if (r->held && r->file[0]) {
-        unlink(r->file);
+    if (ret == 0) {
+        record_drop(r);
     }
-    r->held = false;
+    return ret;
 }
 
 bool record_find(Record *r)
 {
     g_autofree char *text = r->file[0] ? prim_read_file(r->file, NULL) : NULL;
     uint64_t *f = r->found.value, *w = r->was.value, *s = r->set.value;
+    char boot[sizeof(r->boot)] = "";
 
-    r->held = text && sscanf(text, "%" SCNu64 " %" SCNu64 " %" SCNu64
+    r->held = text && sscanf(text, "%39s %" SCNu64 " %" SCNu64 " %" SCNu64
                              " %" SCNu64 " %" SCNu64 " %" SCNu64
-                             " %" SCNu64 " %" SCNu64 " %" SCNu64,
+                             " %" SCNu64 " %" SCNu64 " %" SCNu64, boot,
                              &f[0], &f[1], &f[2], &w[0], &w[1], &w[2],
-                             &s[0], &s[1], &s[2]) == 9;
+                             &s[0], &s[1], &s[2]) == 10 &&
+              strcmp(boot, r->boot) == 0;
+    if (!r->held) {
+        record_drop(r);
+    }
     return r->held;
 }

@@ -304,12 +304,17 @@ static int run(Driver *d)
     }
     socket_notify("READY=1");
     drive(d);
-    hand_end(&d->hand);
-    report(&d->report, REPORT_ENDED, NULL, &d->seer);
+    ret = hand_end(&d->hand);
+    if (ret < 0) {
+        fprintf(stderr, "ksm-hostd: ksmd could not be set back: %s; the next "
+                "ksm-hostd tries again\n", strerror(-ret));
+    } else {
+        report(&d->report, REPORT_ENDED, NULL, &d->seer);
+    }
     if (d->report.file) {
         unlink(d->report.file);
     }
-    return EXIT_SUCCESS;
+    return ret < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 int main(int argc, char **argv)

@@ -12,6 +12,7 @@
 #include <glib.h>
 #include <glib/gstdio.h>
 
+#include "base/prim.h"
 #include "driver/drive.h"
 #include "driver/knobs.h"
 #include "driver/seen.h"
@@ -343,14 +344,15 @@ static unsigned knob_get(const Files *f, Knob knob)
 
 static void files_init(Files *f)
 {
-    memset(f, 0, sizeof(*f));
+    g_autofree char *record = NULL;
+
     f->dir = g_dir_make_tmp("ksm-drive-XXXXXX", NULL);
     g_assert(f->dir);
     knob_put(f, "run", "0\n");
     knob_put(f, "sleep_millisecs", "200\n");
     knob_put(f, "pages_to_scan", "100\n");
-    g_strlcpy(f->record.dir, f->dir, sizeof(f->record.dir));
-    g_snprintf(f->record.file, sizeof(f->record.file), "%s/record", f->dir);
+    record = g_build_filename(f->dir, "record", NULL);
+    record_init(&f->record, f->dir, record);
 }
 
 static void files_free(Files *f)
@@ -389,10 +391,55 @@ static void test_restore(void)
     g_assert(knob_get(&f, KNOB_RUN) == 1 && knob_get(&f, KNOB_PAGES) == 500);
     g_assert(record_write(&f.record, &faster) == 0);
     g_assert(record_holds(&f.record, &which));
-    record_restore(&f.record);
+    g_assert(record_restore(&f.record) == 0);
     assert_found(&f);
     g_assert(!f.record.held && !record_find(&f.record));
     files_free(&f);
+}
+
+static bool no_read;
+
+static int open_some(const char *path)
+{
+    return no_read ? -ENFILE : prim_real.open_read(path);
+}
+
+/* Whoever comes after a driver that died, at each write that it made. */
+static int writes_left;
+
+static int write_some(const char *path, const char *text)
+{
+    return writes_left-- > 0 ? sys_real.write_text(path, text) : -EIO;
+}
+
+/* What fails is not forgotten, neither here nor by whoever comes after. */
+static void test_restore_fails(void)
+{
+    sys.write_text = write_some;
+    prim.open_read = open_some;
+    for (int n = -1; n < 3; n++) {
+        Record next;
+        Files f;
+
+        files_init(&f);
+        writes_left = 100;
+        g_assert(record_begin(&f.record) == 0);
+        g_assert(record_write(&f.record, &fast) == 0);
+        no_read = n < 0;
+        writes_left = n;
+        g_assert(record_restore(&f.record) < 0);
+        no_read = false;
+        g_assert(f.record.held);
+        record_init(&next, f.dir, f.record.file);
+        g_assert(record_find(&next));
+        writes_left = 100;
+        g_assert(record_restore(&f.record) == 0);
+        assert_found(&f);
+        g_assert(!f.record.held && !record_find(&next));
+        files_free(&f);
+    }
+    sys.write_text = sys_real.write_text;
+    prim.open_read = prim_real.open_read;
 }
 
 static void test_busy(void)
@@ -409,30 +456,75 @@ static void test_busy(void)
     files_free(&f);
 }
 
-/* What somebody else has set stays; the rest goes back. */
+/* Who sets one while ksmd runs has it run, as it is; also after a death. */
 static void test_changed(void)
 {
     Files f;
     Knob which;
 
     files_init(&f);
+    for (unsigned died = 0; died < 2; died++) {
+        g_assert(record_begin(&f.record) == 0);
+        g_assert(record_write(&f.record, &fast) == 0);
+        knob_put(&f, "pages_to_scan", "4000\n");
+        g_assert(!record_holds(&f.record, &which) && which == KNOB_PAGES);
+        g_assert(!died || record_find(&f.record));
+        g_assert(record_restore(&f.record) == 0 && !f.record.held);
+        g_assert(knob_get(&f, KNOB_RUN) == 1);
+        g_assert(knob_get(&f, KNOB_SLEEP) == 20);
+        g_assert(knob_get(&f, KNOB_PAGES) == 4000);
+        knob_put(&f, "run", "0\n");
+        knob_put(&f, "pages_to_scan", "100\n");
+    }
+    files_free(&f);
+}
+
+/* Who stops it finds the rest as it was, but for what he has set. */
+static void test_stopped(void)
+{
+    Files f;
+
+    files_init(&f);
     g_assert(record_begin(&f.record) == 0);
     g_assert(record_write(&f.record, &fast) == 0);
     knob_put(&f, "pages_to_scan", "4000\n");
-    g_assert(!record_holds(&f.record, &which) && which == KNOB_PAGES);
-    record_restore(&f.record);
-    g_assert(knob_get(&f, KNOB_RUN) == 0);
+    knob_put(&f, "run", "0\n");
+    g_assert(record_restore(&f.record) == 0);
     g_assert(knob_get(&f, KNOB_SLEEP) == 200);
     g_assert(knob_get(&f, KNOB_PAGES) == 4000);
     files_free(&f);
 }
 
-/* Whoever comes after a driver that died, at each write that it made. */
-static int writes_left;
-
-static int write_some(const char *path, const char *text)
+/* The kernel's advisor refuses that its knob is written. */
+static void test_advised(void)
 {
-    return writes_left-- > 0 ? sys_real.write_text(path, text) : -EIO;
+    Files f;
+
+    files_init(&f);
+    g_assert(record_begin(&f.record) == 0);
+    g_assert(record_write(&f.record, &fast) == 0);
+    knob_put(&f, "advisor_mode", "none [scan-time]\n");
+    knob_put(&f, "run", "0\n");
+    g_assert(record_restore(&f.record) == 0);
+    g_assert(knob_get(&f, KNOB_SLEEP) == 200);
+    g_assert(knob_get(&f, KNOB_PAGES) == 500);
+    files_free(&f);
+}
+
+/* After a reboot ksmd is as somebody has set it since. */
+static void test_rebooted(void)
+{
+    Files f;
+
+    files_init(&f);
+    g_assert(record_begin(&f.record) == 0);
+    g_assert(record_write(&f.record, &fast) == 0);
+    g_strlcpy(f.record.boot, "another", sizeof(f.record.boot));
+    g_assert(!record_find(&f.record));
+    g_assert(record_restore(&f.record) == 0);
+    g_assert(knob_get(&f, KNOB_RUN) == 1);
+    g_assert(!g_file_test(f.record.file, G_FILE_TEST_EXISTS));
+    files_free(&f);
 }
 
 static void test_died(void)
@@ -506,8 +598,12 @@ int main(int argc, char **argv)
     g_test_add("/drive/cost-seen", FakeRoot, NULL, fake_make, test_cost_seen,
                fake_remove);
     g_test_add_func("/knobs/restore", test_restore);
+    g_test_add_func("/knobs/restore-fails", test_restore_fails);
     g_test_add_func("/knobs/busy", test_busy);
     g_test_add_func("/knobs/changed", test_changed);
+    g_test_add_func("/knobs/stopped", test_stopped);
+    g_test_add_func("/knobs/advised", test_advised);
+    g_test_add_func("/knobs/rebooted", test_rebooted);
     g_test_add_func("/knobs/died", test_died);
     g_test_add_func("/knobs/garbled", test_garbled);
     g_test_add_func("/knobs/advisor", test_advisor);
