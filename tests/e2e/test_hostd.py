@@ -8,15 +8,18 @@ back of each knob: hostd/tests/test-drive.c.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -74,9 +77,13 @@ class Host:
             *("--socket", str(self.daemon.socket)),
         ]
 
-    def driver(self) -> subprocess.Popen[str]:
+    def driver(self, *prefix: str, group: int | None = None) -> subprocess.Popen[str]:
+        """`prefix` is a command in front; `group`: of processes, 0 a new one."""
         process = subprocess.Popen(
-            [need_hostd(), *self.options()], stderr=subprocess.PIPE, text=True
+            [*prefix, need_hostd(), *self.options()],
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=group,
         )
 
         def end() -> None:
@@ -86,6 +93,13 @@ class Host:
 
         self._stack.callback(lambda: process.poll() is None and end())
         return process
+
+    def listen(self, path: Path) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._stack.callback(listener.close)
+        listener.bind(str(path))
+        listener.setblocking(False)
+        return listener
 
     def status(self) -> dict[str, object]:
         words = [
@@ -128,6 +142,22 @@ def hand_of(driver: subprocess.Popen[str]) -> int:
     return pid
 
 
+def notified(host: Host) -> tuple[subprocess.Popen[str], Callable[[], list[str]]]:
+    """A driver, and what it has told systemd."""
+    path = host.run_dir.with_name("notify")
+    listener = host.listen(path)
+    driver = host.driver("env", f"NOTIFY_SOCKET={path}")
+
+    def told() -> list[str]:
+        found = []
+        with suppress(BlockingIOError):
+            while True:
+                found.append(listener.recv(4096).decode())
+        return found
+
+    return driver, told
+
+
 def end(driver: subprocess.Popen[str]) -> str:
     driver.terminate()
     _, said = driver.communicate(timeout=10)
@@ -159,7 +189,8 @@ def test_runs_and_rests(host: Host) -> None:
     assert host.found() == FOUND
     assert "ended" in said
     assert host.status() == {}
-    assert not list(host.run_dir.iterdir())
+    (lock,) = host.run_dir.iterdir()
+    assert lock.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("who", ["driver", "hand", "both"])
@@ -197,13 +228,48 @@ def test_dies(host: Host, who: str, how: signal.Signals) -> None:
     assert host.found() == FOUND
 
 
+@pytest.mark.parametrize("how", ["KILL", "STOP", "QUIT", "TSTP"])
+def test_job(host: Host, how: str) -> None:
+    """A shell's job is killed or stopped; and so by name, as far as that can be."""
+    driver = host.driver(group=0)
+    resource.prlimit(driver.pid, resource.RLIMIT_CORE, (0, 0))
+    host.leave(4)
+    wait(host.runs)
+    number = signal.Signals[f"SIG{how}"]
+    os.killpg(driver.pid, number)
+    if how in ("QUIT", "TSTP"):
+        for hand in children(driver.pid):
+            os.kill(hand, number)
+    assert wait(lambda: host.found() == FOUND) < SOON
+
+
+def test_hand_is_reaped(host: Host) -> None:
+    """Whoever began it ignores SIGCHLD: the hand's number stays its own."""
+    driver = host.driver("env", "--ignore-signal=CHLD")
+    host.leave(4)
+    wait(host.runs)
+    hand = hand_of(driver)
+    os.kill(driver.pid, signal.SIGSTOP)
+    os.kill(hand, signal.SIGKILL)
+    time.sleep(0.2)
+    state = Path(f"/proc/{hand}/stat")
+    assert state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z"
+    os.kill(driver.pid, signal.SIGCONT)
+    wait(lambda: children(driver.pid) not in ([], [hand]))
+    end(driver)
+
+
 def test_second_waits(host: Host) -> None:
     first = host.driver()
     host.leave(4)
     wait(host.runs)
-    second = host.driver()
+    wait(lambda: host.status()["state"] == "runs")
+    second, told = notified(host)
     time.sleep(0.5)
     assert len(children(second.pid)) == 0
+    # systemd does not wait for it, and what the first one says is not lost
+    assert "READY=1" in told()
+    assert host.status()["pid"] == first.pid
     first.kill()
     assert wait(lambda: host.found() == FOUND) < SOON
     # the second takes over
@@ -213,24 +279,62 @@ def test_second_waits(host: Host) -> None:
     assert host.found() == FOUND
 
 
+def test_anybody_reads(host: Host) -> None:
+    """Who may read a knob may lock it: that keeps nobody from driving."""
+    with (host.knobs / "run").open() as knob:
+        fcntl.flock(knob, fcntl.LOCK_EX)
+        driver = host.driver()
+        host.leave(4)
+        wait(host.runs)
+        end(driver)
+
+
 @pytest.mark.parametrize("knob", FOUND)
 def test_steps_back(host: Host, knob: str) -> None:
+    """While ksmd runs it is theirs, as it is; else what was found comes back."""
     driver = host.driver()
     host.leave(4)
     wait(host.runs)
     theirs = 0 if knob == "run" else 4321
+    left = (FOUND if knob == "run" else host.found()) | {knob: theirs}
     host.put(knob, theirs)
     wait(lambda: host.status().get("state") == "passive")
-    assert host.found() == FOUND | {knob: theirs}
+    assert host.found() == left
     host.leave(8)
     time.sleep(1)
-    assert host.found() == FOUND | {knob: theirs}
+    assert host.found() == left
     assert knob in str(host.status()["why"])
+    host.put("run", 0)
     driver.send_signal(signal.SIGHUP)
     host.leave(9)
     wait(host.runs)
     assert knob in end(driver)
-    assert host.found() == FOUND | {knob: theirs}
+    assert host.found() == left | {"run": 0}
+
+
+@pytest.mark.parametrize("since", ["theirs", "rebooted"])
+def test_record_of_another_time(host: Host, since: str) -> None:
+    """What a dead driver wrote down does not stop an administrator's ksmd."""
+    driver = host.driver()
+    host.leave(4)
+    wait(host.runs)
+    for pid in [hand_of(driver), driver.pid]:
+        os.kill(pid, signal.SIGKILL)
+    driver.wait()
+    record = host.run_dir / "hostd.knobs"
+    assert record.exists()
+    if since == "theirs":
+        host.put("pages_to_scan", 5000)
+    else:
+        _, *rest = record.read_text().splitlines()
+        record.write_text("\n".join(["00000000-another-boot", *rest, ""]))
+    left = host.found()
+    driver = host.driver()
+    wait(lambda: host.status().get("state") == "passive")
+    assert host.found() == left
+    end(driver)
+    assert host.found() == left
+    assert not record.exists()
 
 
 def test_already_runs(host: Host) -> None:
@@ -248,12 +352,38 @@ def test_advisor(host: Host) -> None:
     host.leave(4)
     wait(host.runs)
     host.put("advisor_mode", "none [scan-time]")
-    wait(lambda: host.found() == FOUND)
+    wait(lambda: host.status()["state"] == "passive")
+    # it drives what runs now
+    assert host.runs()
     assert "scan-time" in end(driver)
+    assert host.runs()
+
+
+def test_restores_at_last(host: Host) -> None:
+    """What cannot be put back now is put back when it can."""
+    driver = host.driver()
+    host.leave(4)
+    wait(host.runs)
+    knob = host.knobs / "sleep_millisecs"
+    aside = knob.rename(host.knobs / "aside")
+    host.put("full_scans", 99)
+    wait(lambda: host.status()["state"] == "passive")
+    assert (host.run_dir / "hostd.knobs").exists()
+    aside.rename(knob)
+    wait(lambda: host.found() == FOUND)
+    end(driver)
+
+
+def test_new_run_directory(host: Host) -> None:
+    host.run_dir.rmdir()
+    driver = host.driver()
+    wait(lambda: host.status().get("state") == "rests")
+    end(driver)
 
 
 def test_no_run_directory(host: Host) -> None:
     host.run_dir.rmdir()
+    host.run_dir.write_text("")
     driver = host.driver()
     host.leave(4)
     wait(host.runs)
@@ -276,6 +406,42 @@ def test_daemon_comes_and_goes(host: Host) -> None:
     wait(lambda: host.found() == FOUND)
     host.daemon.stop()
     time.sleep(1)
+    end(driver)
+
+
+def test_daemon_hangs(host: Host) -> None:
+    """And has no room for another connection: no reason to hang, too."""
+    driver = host.driver()
+    host.leave(4)
+    wait(host.runs)
+    hand = hand_of(driver)
+    os.kill(host.daemon.pid, signal.SIGSTOP)
+    with ExitStack() as waiting:
+        full = False
+        while not full:
+            one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            waiting.enter_context(one).setblocking(False)
+            full = one.connect_ex(str(host.daemon.socket)) == errno.EAGAIN
+        time.sleep(2)
+        assert host.runs() and hand_of(driver) == hand
+        end(driver)
+    os.kill(host.daemon.pid, signal.SIGCONT)
+
+
+def test_hand_inherits_nothing(host: Host) -> None:
+    """No connection to the daemon, which would outlive the driver's."""
+    driver = host.driver()
+    host.leave(4)
+    wait(host.runs)
+    hand = hand_of(driver)
+    os.kill(hand, signal.SIGKILL)
+    wait(lambda: children(driver.pid) not in ([], [hand]))
+    files = Path(f"/proc/{hand_of(driver)}/fd")
+
+    def sockets() -> int:
+        return sum(os.readlink(f).startswith("socket:") for f in files.iterdir())
+
+    wait(lambda: sockets() == 1)
     end(driver)
 
 

@@ -39,7 +39,8 @@ static const char usage[] =
     "                     " KSM_GROUP_DIR "/host.sock)\n"
     "  --max-cpu PERCENT  of a core for ksmd (default 20); all of one while the\n"
     "                     host is short of memory\n"
-    "  --run-dir DIR      for its files (default " KSM_GROUP_DIR ")\n"
+    "  --run-dir DIR      for its files, the same for all of a host (default\n"
+    "                     " KSM_GROUP_DIR ")\n"
     "  --status           tells what a running one does\n"
     "  --json             that as JSON\n"
     "  --root DIR         where proc and sys are; for tests\n"
@@ -175,43 +176,33 @@ static int signals_open(void)
     return sys.signals(&set);
 }
 
-/*
- * A lock on the knob itself: held by the driver or its hand, whichever lives,
- * and by nobody when both are dead.
- */
-static bool lock(Driver *d)
-{
-    g_autofree char *run = g_build_filename(d->seer.knobs, "run", NULL);
-
-    d->lock = open(run, O_RDONLY | O_CLOEXEC);
-    if (d->lock < 0) {
-        fprintf(stderr, "ksm-hostd: no KSM in this kernel: %s: %s\n", run,
-                strerror(errno));
-        return false;
-    }
-    while (!d->ends && flock(d->lock, LOCK_EX | LOCK_NB) < 0) {
-        report(&d->report, REPORT_WAITS, NULL, &d->seer);
-        rest(d, WAIT_MS);
-    }
-    return !d->ends;
-}
-
 static char *run_file(const Options *o, const char *name)
 {
     return g_build_filename(o->run_dir, name, NULL);
 }
 
-/* Where nothing can be written it does without. */
-static void files_find(Driver *d, char **record)
+/*
+ * Held by the driver or its hand, whichever lives, and by nobody when both are
+ * dead.  On a file that nobody else may open: not on a knob, which all may read,
+ * and so lock.  Where none can be made it does without.
+ */
+static void lock(Driver *d)
 {
-    if (access(d->options.run_dir, W_OK) == 0) {
-        d->report.file = run_file(&d->options, "hostd.status");
-        *record = run_file(&d->options, "hostd.knobs");
+    g_autofree char *path = run_file(&d->options, "hostd.lock");
+
+    g_mkdir_with_parents(d->options.run_dir, 0755);
+    d->lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (d->lock < 0) {
+        fprintf(stderr, "ksm-hostd: %s cannot be written: %s; so there is no "
+                "--status, another ksm-hostd is not seen, and if both "
+                "processes are killed at once ksmd stays as it is then\n",
+                path, strerror(errno));
         return;
     }
-    fprintf(stderr, "ksm-hostd: %s cannot be written: %s; so there is no "
-            "--status, and if both processes are killed at once ksmd stays as "
-            "it is then\n", d->options.run_dir, strerror(errno));
+    while (!d->ends && flock(d->lock, LOCK_EX | LOCK_NB) < 0) {
+        report(&d->report, REPORT_WAITS, NULL, &d->seer);
+        rest(d, WAIT_MS);
+    }
 }
 
 /* What an administrator can do. */
@@ -286,12 +277,24 @@ static void drive(Driver *d)
 
 static int run(Driver *d)
 {
+    g_autofree char *knob = g_build_filename(d->seer.knobs, "run", NULL);
     g_autofree char *record = NULL;
     int ret;
 
-    files_find(d, &record);
-    if (!lock(d)) {
-        return d->ends ? EXIT_SUCCESS : EXIT_FAILURE;
+    if (access(knob, R_OK) < 0) {
+        fprintf(stderr, "ksm-hostd: no KSM in this kernel: %s: %s\n", knob,
+                strerror(errno));
+        return EXIT_FAILURE;
+    }
+    /* one that waits is ready, too: its time to start is limited */
+    socket_notify("READY=1");
+    lock(d);
+    if (d->ends) {
+        return EXIT_SUCCESS;
+    }
+    if (d->lock >= 0) {
+        d->report.file = run_file(&d->options, "hostd.status");
+        record = run_file(&d->options, "hostd.knobs");
     }
     ret = hand_begin(&d->hand, d->seer.knobs, record);
     if (ret < 0) {
@@ -302,7 +305,6 @@ static int run(Driver *d)
     if (access(d->hand.record->dir, W_OK) < 0) {
         step_back(d, failure(d, -errno));
     }
-    socket_notify("READY=1");
     drive(d);
     ret = hand_end(&d->hand);
     if (ret < 0) {
@@ -327,6 +329,8 @@ int main(int argc, char **argv)
 
         return report_show(file, d.options.json);
     }
+    /* else a hand that dies is nobody's, and its number another process's */
+    signal(SIGCHLD, SIG_DFL);
     d.signals = signals_open();
     if (d.signals < 0) {
         fprintf(stderr, "ksm-hostd: signals cannot be read: %s\n",
