@@ -430,13 +430,14 @@ OfferFate member_offer(KsmMember *m, StoreOffer *o)
         return OFFER_BUSY;
     }
     o->n = MIN(o->n, room);
-    first = ring_take(&m->ring, o->n, &used);
+    if (!ring_put(&m->ring, o->pages, o->n, &first, &used)) {
+        return OFFER_REFUSED;
+    }
     if (!b->n) {
         b->first = first;
         b->used = 0;
         b->node = m->store->node;
     }
-    memcpy(ring_page(&m->ring, first), o->pages, o->n * PAGE_BYTES);
     for (unsigned i = 0; i < o->n; i++) {
         b->id[b->n + i] = o->id + i;
         b->tag[b->n + i] = o->tag[i];
@@ -459,8 +460,9 @@ OfferFate member_repeat(KsmMember *m, StoreOffer *o)
         return OFFER_BUSY;
     }
     was = m->ring;
-    b.first = ring_take(&m->ring, 1, &b.used);
-    memcpy(ring_page(&m->ring, b.first), o->pages, PAGE_BYTES);
+    if (!ring_put(&m->ring, o->pages, 1, &b.first, &b.used)) {
+        return OFFER_REFUSED;
+    }
     b.id[0] = o->id;
     b.tag[0] = o->tag[0];
     if (!offer_send(m, &b, WIRE_REPEAT, BLOCK_NEW)) {
@@ -574,10 +576,7 @@ static bool welcomed(KsmMember *m, const WireWelcome *w, size_t len,
         }
         return false;
     }
-    if (ring_open(&m->ring, ring, MIN(w->ring_pages, RING_MAX)) < 0) {
-        prim.close(pool);
-        return false;
-    }
+    m->ring = (KsmRing) { .fd = ring, .pages = MIN(w->ring_pages, RING_MAX) };
     if (has_pool(m, w)) {
         prim.close(pool);
     } else if (!pool_begin(m, w, pool)) {

@@ -3,7 +3,6 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
-#include <errno.h>
 #include <glib.h>
 
 #include "base/prim.h"
@@ -11,27 +10,8 @@
 
 #define REST_PASSES 2u
 
-int ring_open(KsmRing *r, int fd, unsigned pages)
-{
-    *r = (KsmRing) { .fd = fd, .pages = pages };
-    r->memory = prim.map(NULL, pages * PAGE_BYTES, PROT_READ | PROT_WRITE,
-                         MAP_SHARED, fd, 0);
-    if (!r->memory) {
-        int ret = -errno;
-
-        ring_close(r);
-        return ret;
-    }
-    prim.advise(r->memory, pages * PAGE_BYTES, MADV_DONTFORK);
-    prim.advise(r->memory, pages * PAGE_BYTES, MADV_DONTDUMP);
-    return 0;
-}
-
 void ring_close(KsmRing *r)
 {
-    if (r->memory) {
-        prim.unmap(r->memory, r->pages * PAGE_BYTES);
-    }
     if (r->fd >= 0) {
         prim.close(r->fd);
     }
@@ -82,6 +62,23 @@ unsigned ring_take(KsmRing *r, unsigned n, unsigned *used)
     return first;
 }
 
+bool ring_put(KsmRing *r, const void *pages, unsigned n, unsigned *first,
+              unsigned *used)
+{
+    KsmRing was = *r;
+    size_t len = n * PAGE_BYTES, at;
+
+    *first = ring_take(r, n, used);
+    at = *first * PAGE_BYTES;
+    /* past the limit the kernel would send a signal */
+    if (at + len > prim.file_limit() ||
+        prim.write(r->fd, pages, len, at) != (ssize_t)len) {
+        *r = was;
+        return false;
+    }
+    return true;
+}
+
 void ring_give(KsmRing *r, unsigned used)
 {
     g_assert(used <= r->used);
@@ -90,7 +87,7 @@ void ring_give(KsmRing *r, unsigned used)
 
 void ring_rest(KsmRing *r)
 {
-    if (!r->memory || r->used || r->idle > REST_PASSES) {
+    if (r->fd < 0 || r->used || r->idle > REST_PASSES) {
         return;
     }
     if (++r->idle > REST_PASSES) {

@@ -3,26 +3,27 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Memory shared with the daemon.  Pages are taken at its head, side by side,
+ * A file shared with the daemon.  Pages are taken at its head, side by side,
  * and given back in the same order, when the answer has come.
+ *
+ * The danger: who reads failed memory gets a signal.  Why it is safe: the kernel
+ * reads what goes to the ring, and says so; the ring is not mapped.
  */
 #ifndef KSM_RING_H
 #define KSM_RING_H
 
+#include <stdbool.h>
+
 #include "base/page.h"
 
 typedef struct KsmRing {
-    char *memory;           /* NULL: there is none */
-    int fd;
+    int fd;                 /* -1: there is none */
     unsigned pages;
     unsigned head;          /* where the next pages are taken */
     unsigned used;          /* behind it: not given back */
     unsigned idle;          /* passes without a page taken */
 } KsmRing;
 
-/* The descriptor is the ring's, also if it fails: 0 or -errno. */
-int ring_open(KsmRing *r, int fd, unsigned pages);
-/* Of zeroes, too, with fd -1. */
 void ring_close(KsmRing *r);
 
 /* So many can be taken in one piece; ... that follows what was taken last. */
@@ -34,12 +35,10 @@ unsigned ring_room_here(const KsmRing *r);
  * *@used: what is to be given back for them.
  */
 unsigned ring_take(KsmRing *r, unsigned n, unsigned *used);
+/* ... and copies @pages there.  False: it cannot, and nothing is taken. */
+bool ring_put(KsmRing *r, const void *pages, unsigned n, unsigned *first,
+              unsigned *used);
 void ring_give(KsmRing *r, unsigned used);
-
-static inline char *ring_page(const KsmRing *r, unsigned page)
-{
-    return r->memory + page * PAGE_BYTES;
-}
 
 /* Once a pass: memory that is not needed now goes back to the kernel. */
 void ring_rest(KsmRing *r);

@@ -57,7 +57,7 @@ typedef struct StoreOffer {
 } StoreOffer;
 
 typedef enum OfferFate {
-    OFFER_REFUSED,          /* no room now */
+    OFFER_REFUSED,          /* no room now, or a page cannot be read */
     OFFER_BUSY,             /* no room before more answers have come */
     OFFER_FULL,             /* none for long; losses() tells when there is */
     /* There are slots, without users.  A store that is asked never says so. */
