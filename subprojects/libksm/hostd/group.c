@@ -651,7 +651,7 @@ static KsmPattern *block_new(Group *g, GroupMember *m, const char *page,
     }
     t = pool_pattern_new(&g->pool, page, hash);
     if (!t) {
-        *why = WIRE_FULL;
+        *why = errno == ENOSPC || errno == EFBIG ? WIRE_FULL : WIRE_NO_MEMORY;
         return NULL;
     }
     g->used += t->filled;

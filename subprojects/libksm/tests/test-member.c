@@ -299,6 +299,28 @@ static void run_no_fds(void)
     end(p, s);
 }
 
+/* There is no block: slots may be had all the same. */
+static void run_no_block(void)
+{
+    Peer *p = begin();
+    KsmStore *s = peer_store(p);
+    static char page[PAGE_BYTES] = { 1 };
+    const uint32_t full = WIRE_FULL, tag = 7;
+    StoreOffer o = { .pages = page, .tag = &tag, .id = 3, .n = 1 };
+    unsigned losses = s->ops->losses(s);
+
+    g_assert(store_repeat(s, &o) == OFFER_LATER);
+    peer_expect(p, WIRE_REPEAT);
+    peer_answer(p, &full, 1);
+    g_assert(hear(s) == 1);
+    g_assert(store_repeat(s, &o) == OFFER_FULL);
+    g_assert(store_offer(s, &o) == OFFER_LATER);
+    now += 15 * SECOND;
+    g_assert(store_repeat(s, &o) == OFFER_LATER);
+    g_assert(s->ops->losses(s) == losses);
+    end(p, s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -308,6 +330,7 @@ int main(int argc, char **argv)
     g_test_add_func("/member/flood", run_flood);
     g_test_add_func("/member/swamp", run_swamp);
     g_test_add_func("/member/missed", run_missed);
+    g_test_add_func("/member/no-block", run_no_block);
     g_test_add_func("/member/flap", run_flap);
     g_test_add_func("/member/refused", run_refused);
     g_test_add_func("/member/no-fds", run_no_fds);

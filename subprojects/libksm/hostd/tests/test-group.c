@@ -746,6 +746,43 @@ static void test_full(void)
     world_free(w);
 }
 
+/*
+ * A pool that was full of single slots, and then of blocks, has room for the
+ * other when those have gone.
+ */
+static void test_refill(void)
+{
+    g_autofree World *w = g_new(World, 1);
+    GroupConfig config = plain();
+    uint32_t slot[512];
+    GroupOffer o = { .count = 1, .node = -1 };
+
+    config.slots = 4096;
+    world_init(w, &config, 1);
+    o.ring = w->ring;
+    for (unsigned round = 0; round < 2; round++) {
+        for (unsigned i = 0; i < 8; i++) {
+            offer_some(w, 0, 1000 + i * 512, 512, slot);
+            g_assert(slot[511] < 4096);
+        }
+        g_assert(group_repeat(&w->g, &w->member[0], &o, 16, slot) == 0);
+        g_assert(slot[0] == WIRE_SHARE);
+        g_assert(group_repeat(&w->g, &w->member[1], &o, 16, slot) == 0);
+        g_assert(slot[0] == WIRE_FULL);
+        member_leave(w, 0);
+        member_join(w, 0);
+        for (unsigned i = 0; i < 8; i++) {
+            offer_some(w, 1, 1000 + i, 1, slot);
+            group_keep(&w->g, &w->member[1], slot[0], 0);
+            g_assert(group_repeat(&w->g, &w->member[0], &o, 16, slot) == 0);
+            g_assert(slot[0] < 4096 && slot[0] % WIRE_BLOCK_MAX == 0);
+        }
+        member_leave(w, 0);
+        member_join(w, 0);
+    }
+    world_free(w);
+}
+
 static ssize_t fail_at;
 
 static ssize_t failing_write(int fd, const void *buf, size_t len, off_t offset)
@@ -788,7 +825,7 @@ static void test_failures(void)
     fail_at = 1;
     o.ring = w->ring;
     g_assert(group_repeat(&w->g, &w->member[0], &o, 100, slot) == 0);
-    g_assert(slot[0] >= SLOTS);
+    g_assert(slot[0] == WIRE_NO_MEMORY);
     g_assert(w->g.used == 50);
     prim.write = prim_real.write;
     prim.read_at = failing_read;
@@ -882,6 +919,7 @@ int main(int argc, char **argv)
     g_test_add_func("/group/same-hash", test_same_hash);
     g_test_add_func("/group/quotas", test_quotas);
     g_test_add_func("/group/full", test_full);
+    g_test_add_func("/group/refill", test_refill);
     g_test_add_func("/group/many", test_many);
     g_test_add_func("/group/failures", test_failures);
     g_test_add_func("/group/tight", test_tight);

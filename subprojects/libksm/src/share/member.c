@@ -31,6 +31,7 @@
 typedef struct Question {
     uint64_t seq;
     WireType answer;
+    bool repeat;            /* a REPEAT */
     unsigned n;
     unsigned used;          /* of the ring */
     uint32_t *id, *tag;
@@ -138,7 +139,7 @@ static void member_lost(KsmMember *m)
     g_array_set_size(m->drops, 0);
     blocks_forget(m);
     m->in_len = 0;
-    m->full_until = 0;
+    m->full_until = m->no_block_until = 0;
     m->missed = false;
     m->group_asked = m->group_awaited = false;
     g_clear_pointer(&m->group, g_free);
@@ -307,6 +308,7 @@ static bool offer_send(KsmMember *m, const MemberBatch *b, WireType type,
     memcpy(q->id, b->id, b->n * sizeof(*q->id));
     memcpy(q->tag, b->tag, b->n * sizeof(*q->tag));
     q->used = b->used;
+    q->repeat = type == WIRE_REPEAT;
     ask(m, q);
     return true;
 }
@@ -452,7 +454,7 @@ OfferFate member_repeat(KsmMember *m, StoreOffer *o)
     MemberBatch b = { .n = 1, .node = m->store->node };
     KsmRing was;
 
-    if (is_full(m)) {
+    if (is_full(m) || prim.now_ns() < m->no_block_until) {
         return OFFER_FULL;
     }
     /* pages of the ring are given back in order: the batch goes first */
@@ -612,14 +614,20 @@ static void told(KsmMember *m, uint32_t slot, StoreAnswer *a)
     a->slot = m->now->base + slot;
 }
 
-/* What a page was refused for. */
-static void refused(KsmMember *m, uint32_t code)
+/*
+ * What a page was refused for.  Where there is no block there may be slots; and
+ * chunks that lack a block are planned again without being asked about.
+ */
+static void refused(KsmMember *m, const Question *q, uint32_t code)
 {
+    uint64_t now = prim.now_ns();
+
     m->why = code == WIRE_FULL ? KSM_REASON_GROUP_FULL
            : code == WIRE_SHARE ? KSM_REASON_REFUSED_BY_DAEMON
            : KSM_REASON_NO_MEMORY;
-    if (!m->full_until) {
-        uint64_t now = prim.now_ns();
+    if (q->repeat) {
+        m->no_block_until = now + FULL_MIN_NS;
+    } else if (!m->full_until) {
         bool again = m->full_wait &&
                      now - m->full_ended <= FULL_AGAIN * m->full_wait;
 
@@ -641,7 +649,7 @@ static void answer_one(KsmMember *m, const Question *q, unsigned i,
     } else if (slot == WIRE_WANTED) {
         g_array_append_val(m->wanted, wanted);
     } else if (slot != WIRE_NONE) {
-        refused(m, slot);
+        refused(m, q, slot);
         a->what = ANSWER_FULL;
     }
     if (q->answer == WIRE_TAKEN && a->what == ANSWER_NONE) {

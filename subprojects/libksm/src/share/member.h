@@ -80,6 +80,7 @@ typedef struct KsmMember {
     uint64_t full_until;    /* ns; 0: it is not */
     uint64_t full_wait;
     uint64_t full_ended;    /* ns; the last time that it was */
+    uint64_t no_block_until;        /* ns; a REPEAT was refused */
     /* the message being read, and where in it */
     char *in;
     size_t in_len;

@@ -455,6 +455,16 @@ static uint32_t free_take(KsmPool *p, unsigned *n, unsigned least)
     return slot;
 }
 
+/* A block left by a pattern may have other content. */
+static void block_open(KsmPool *p)
+{
+    uint32_t first = g_array_index(p->blocks, uint32_t, p->blocks->len - 1);
+
+    g_array_set_size(p->blocks, p->blocks->len - 1);
+    memset(p->users + first, 0, CHUNK_PAGES * sizeof(*p->users));
+    slots_mark(p, first, CHUNK_PAGES, MARK_FREE);
+}
+
 uint32_t pool_take(KsmPool *p, unsigned *n)
 {
     unsigned want = *n;
@@ -466,6 +476,11 @@ uint32_t pool_take(KsmPool *p, unsigned *n)
     slot = free_take(p, n, MIN(want, TAKE_WORTH));
     if (slot == SLOT_NONE) {
         slot = top_take(p, n);
+    }
+    if (slot == SLOT_NONE && p->blocks->len) {
+        block_open(p);
+        *n = want;
+        slot = free_take(p, n, MIN(want, TAKE_WORTH));
     }
     for (unsigned least = TAKE_WORTH / 2; slot == SLOT_NONE && least;
          least /= 2) {
@@ -899,6 +914,27 @@ static int pattern_fill(KsmPool *p, KsmPattern *t, const void *page,
     return 0;
 }
 
+/* 512 free slots of the bitmap, looked for as by word_find(); SLOT_NONE. */
+static uint32_t free_block(KsmPool *p)
+{
+    size_t n_lines = ROUND_UP_TO(p->top, LINE_SLOTS) / LINE_SLOTS;
+    size_t l = p->cursor / LINE_SLOTS;
+
+    for (size_t i = 0; i < MIN(n_lines, SEARCH_LINES); i++, l++) {
+        uint64_t whole;     /* words that are free */
+
+        l = l < n_lines ? l : 0;
+        whole = p->lines[l].has[FREE_CLASSES - 1];
+        for (unsigned w = 0; w < 64; w += CHUNK_PAGES / 64) {
+            if ((uint8_t)(whole >> w) == UINT8_MAX) {
+                return l * LINE_SLOTS + w * 64;
+            }
+        }
+    }
+    p->cursor = l * LINE_SLOTS;
+    return SLOT_NONE;
+}
+
 /* 512 slots that begin at a multiple of 512; SLOT_NONE. */
 static uint32_t block_take(KsmPool *p)
 {
@@ -909,12 +945,18 @@ static uint32_t block_take(KsmPool *p)
         g_array_set_size(p->blocks, p->blocks->len - 1);
         return first;
     }
-    if (first + CHUNK_PAGES > p->capacity ||
-        file_grow(p, first + CHUNK_PAGES) < 0) {
-        return SLOT_NONE;
+    if (first + CHUNK_PAGES <= p->capacity &&
+        file_grow(p, first + CHUNK_PAGES) == 0) {
+        slots_mark(p, p->top, first - p->top, MARK_FREE);
+        p->top = first + CHUNK_PAGES;
+    } else {
+        pool_flush(p);
+        first = free_block(p);
+        if (first == SLOT_NONE) {
+            return SLOT_NONE;
+        }
+        slots_mark(p, first, CHUNK_PAGES, MARK_TAKEN);
     }
-    slots_mark(p, p->top, first - p->top, MARK_FREE);
-    p->top = first + CHUNK_PAGES;
     block_mark(p, first);
     return first;
 }
@@ -957,18 +999,24 @@ KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash)
 {
     uint32_t slot = block_take(p);
     KsmPattern *t;
+    int ret;
 
     if (slot == SLOT_NONE) {
+        errno = ENOSPC;
         return NULL;
     }
     t = g_new0(KsmPattern, 1);
     t->first = slot;
     p->hash[slot] = hash;
     /* by the kernel, for it can fail: @page is the guest's, as it is now */
-    if (pool_fill(p, slot, page, 1) < 0 ||
-        pattern_fill(p, t, pool_page(p, slot), PATTERN_START) < 0) {
+    ret = pool_fill(p, slot, page, 1);
+    if (ret == 0) {
+        ret = pattern_fill(p, t, pool_page(p, slot), PATTERN_START);
+    }
+    if (ret < 0) {
         block_give_up(p, slot);
         g_free(t);
+        errno = -ret;
         return NULL;
     }
     g_hash_table_insert(p->patterns, GUINT_TO_POINTER(slot), t);

@@ -128,7 +128,8 @@ int pool_reserve_slots(KsmPool *p, size_t slots);
  * A hole in the file costs next to nothing, but every run costs whoever maps
  * it a mapping.  So free slots are used again where the run is long enough, or
  * TAKE_WORTH at least; else the file grows, to where it may, and only then
- * shorter runs are taken.
+ * shorter runs are taken, and what patterns left.  (A pattern, too, takes what
+ * slots left when the file can grow no more.)
  */
 #define TAKE_WORTH      32u
 uint32_t pool_take(KsmPool *p, unsigned *n);
@@ -169,7 +170,7 @@ void pool_settle(KsmPool *p, uint32_t slot);
 
 /* A pattern whose first page is @slot, or NULL. */
 KsmPattern *pool_pattern(KsmPool *p, uint32_t slot);
-/* A new one with the content of @page; NULL if there is no room. */
+/* A new one with the content of @page; NULL and errno; ENOSPC: no room. */
 KsmPattern *pool_pattern_new(KsmPool *p, const void *page, uint32_t hash);
 /* Up to @want slots of it (512 at most) have the content.  0 or -errno. */
 int pool_pattern_grow(KsmPool *p, KsmPattern *t, unsigned want);
