@@ -30,6 +30,17 @@ static uint64_t now_as_told(void)
     return now;
 }
 
+static unsigned fds_open(void)
+{
+    g_autoptr(GDir) dir = g_dir_open("/proc/self/fd", 0, NULL);
+    unsigned n = 0;
+
+    while (g_dir_read_name(dir)) {
+        n++;
+    }
+    return n;
+}
+
 static unsigned answers(KsmStore *s, StoreAnswer *a, unsigned max)
 {
     return s->ops->answers(s, a, max);
@@ -529,6 +540,29 @@ static void run_full_longer(void)
     prim.now_ns = prim_real.now_ns;
 }
 
+/* A child's own files are not closed when it forks. */
+static void run_fork(void)
+{
+    Peer *p = peer_new();
+    unsigned open = fds_open();
+    KsmStore *s = peer_store(p);
+    int fd[4];
+
+    store_fork(s, FORK_CHILD);
+    peer_hang_up(p);
+    g_assert(fds_open() == open);
+    for (unsigned i = 0; i < 4; i++) {
+        fd[i] = dup(p->pool);
+    }
+    store_fork(s, FORK_CHILD);
+    g_assert(fds_open() == open + 4);
+    store_free(s);
+    for (unsigned i = 0; i < 4; i++) {
+        g_assert(close(fd[i]) == 0);
+    }
+    peer_free(p);
+}
+
 static void run_news(void)
 {
     Peer *p = peer_new();
@@ -980,17 +1014,6 @@ static void run_alone(void)
     g_assert(tries >= 55 && tries <= 70);
     store_free(s);
     prim = prim_real;
-}
-
-static unsigned fds_open(void)
-{
-    g_autoptr(GDir) dir = g_dir_open("/proc/self/fd", 0, NULL);
-    unsigned n = 0;
-
-    while (g_dir_read_name(dir)) {
-        n++;
-    }
-    return n;
 }
 
 static void run_generation(void)
@@ -1457,6 +1480,7 @@ int main(int argc, char **argv)
     g_test_add_func("/remote/unreadable", run_unreadable);
     g_test_add_func("/remote/full/why", run_full);
     g_test_add_func("/remote/full/longer", run_full_longer);
+    g_test_add_func("/remote/fork", run_fork);
     g_test_add_func("/remote/news", run_news);
     g_test_add_func("/remote/block", run_block);
     g_test_add_func("/remote/status", run_status);

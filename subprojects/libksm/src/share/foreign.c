@@ -61,6 +61,14 @@ KsmForeign *foreign_new(int fd, uint64_t generation, uint32_t base,
     return f;
 }
 
+void foreign_close(KsmForeign *f)
+{
+    if (f->fd >= 0) {
+        prim.close(f->fd);
+        f->fd = -1;
+    }
+}
+
 void foreign_free(KsmForeign *f)
 {
     if (f->view) {
@@ -69,7 +77,7 @@ void foreign_free(KsmForeign *f)
     if (f->tables) {
         prim.unmap(f->tables, f->slots * SLOT_BYTES);
     }
-    prim.close(f->fd);
+    foreign_close(f);
     g_hash_table_unref(f->blocks);
     g_free(f);
 }

@@ -66,6 +66,8 @@ typedef struct KsmForeign {
 KsmForeign *foreign_new(int fd, uint64_t generation, uint32_t base,
                         uint32_t slots, int *err);
 void foreign_free(KsmForeign *f);
+/* It has no descriptor any more. */
+void foreign_close(KsmForeign *f);
 
 /* In what follows slots are the generation's own numbers. */
 

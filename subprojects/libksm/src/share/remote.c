@@ -199,7 +199,8 @@ static bool remote_stale(KsmStore *s, uint32_t slot)
 
 /*
  * Regions are not inherited; the child says nothing, and keeps no pool whose
- * daemon has gone.
+ * daemon has gone.  What it opens next may have the same numbers: they are
+ * forgotten, for its own children.
  */
 static void remote_fork(KsmStore *s, StoreFork when)
 {
@@ -209,11 +210,9 @@ static void remote_fork(KsmStore *s, StoreFork when)
         return;
     }
     link_free(&m->link);
-    if (m->ring.fd >= 0) {
-        prim.close(m->ring.fd);
-    }
+    ring_close(&m->ring);
     for (guint i = 0; i < m->pools->len; i++) {
-        prim.close(((KsmForeign *)g_ptr_array_index(m->pools, i))->fd);
+        foreign_close(g_ptr_array_index(m->pools, i));
     }
 }
 
