@@ -32,6 +32,7 @@ typedef struct FakeStore {
     GRand *rand;
     uint64_t looks, asked, offered;
     unsigned losses;
+    uint32_t stale;         /* slots below are of a peer that is gone */
     bool gone;
 } FakeStore;
 
@@ -73,6 +74,12 @@ void fake_store_lose(KsmStore *s)
 void fake_store_return(KsmStore *s)
 {
     fake(s)->gone = false;
+}
+
+void fake_store_outdate(KsmStore *s, uint32_t below)
+{
+    fake(s)->pool.keep_all = true;      /* none is of the other, too */
+    fake(s)->stale = below;
 }
 
 void fake_store_hurry(KsmStore *s)
@@ -399,6 +406,19 @@ static bool fake_gone(KsmStore *s)
     return fake(s)->gone;
 }
 
+static bool fake_stale(KsmStore *s, uint32_t slot)
+{
+    FakeStore *f = fake(s);
+
+    if (slot != SLOT_NONE) {
+        return slot < f->stale;
+    }
+    for (slot = 0; slot < f->stale && !pool_users(&f->pool, slot); slot++) {
+        continue;
+    }
+    return slot < f->stale;
+}
+
 static unsigned fake_losses(KsmStore *s)
 {
     return fake(s)->losses;
@@ -432,6 +452,7 @@ static const KsmStoreOps fake_ops = {
     .stats = fake_stats,
     .gone = fake_gone,
     .losses = fake_losses,
+    .stale = fake_stale,
 };
 
 static void slot_goes(void *opaque, uint32_t slot)

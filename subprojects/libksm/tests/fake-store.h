@@ -37,6 +37,8 @@ FakeStoreHabits *fake_store_habits(KsmStore *s);
 /* The peer goes, with all unanswered questions; and is back. */
 void fake_store_lose(KsmStore *s);
 void fake_store_return(KsmStore *s);
+/* Another peer has come; slots below are of the one before. */
+void fake_store_outdate(KsmStore *s, uint32_t below);
 /* Nothing is late any more. */
 void fake_store_hurry(KsmStore *s);
 

@@ -53,6 +53,7 @@ static bool has_slot(KsmEngine *e, uint32_t slot, uint32_t tag)
     uint32_t old = place & ~PLACE_SLOT;
 
     return place != PLACE_NONE && (place & PLACE_SLOT) && !store_full(s, old) &&
+           !store_stale(s, old) &&
            (store_repeated(s, slot) == SLOT_NONE ||
             store_repeated(s, old) != SLOT_NONE);
 }

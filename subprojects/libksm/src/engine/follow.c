@@ -47,7 +47,7 @@ static unsigned chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk)
 
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
         size_t page = chunk * CHUNK_PAGES + i;
-        uint32_t slot = r->tag[page];
+        uint32_t slot = r->tag[page], first;
 
         f->slot[i] = SLOT_NONE;
         f->offered[i] = false;
@@ -55,7 +55,10 @@ static unsigned chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk)
             store_readable(s, slot, 1) == 0) {
             uint64_t hash = hash_page(&e->hasher, store_page(s, slot));
 
-            content_withdraw(&e->content, slot, store_tag(s, slot));
+            /* a block is found by its first slot, whoever maps that */
+            first = store_repeated(s, slot);
+            content_withdraw(&e->content, first == SLOT_NONE ? slot : first,
+                             store_tag(s, slot));
             f->slot[i] = slot;
             f->tag[i] = content_tag(r, hash);
             n++;
@@ -79,9 +82,11 @@ static bool chunk_next(KsmEngine *e)
             return false;
         }
         d = &e->dir.entry[f->at++];
-        if (d->region && !d->region->leaving && !d->region->rests &&
-            !d->region->unmerging && d->region->chunk[d->chunk].mapped &&
-            chunk_take(e, d->region, d->chunk)) {
+        if (!d->region || d->region->leaving || d->region->rests ||
+            d->region->unmerging || !d->region->chunk[d->chunk].mapped) {
+            continue;
+        }
+        if (chunk_take(e, d->region, d->chunk)) {
             f->phase = FOLLOW_OFFER;
             f->id = f->at - 1;
             f->until = prim.now_ns() + ANSWER_NS;
