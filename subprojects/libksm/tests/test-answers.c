@@ -787,6 +787,38 @@ static void test_follow(void)
     scene_end(&s);
 }
 
+/* The lock is given up between chunks that have nothing to move. */
+static void test_follow_steps(void)
+{
+    const FakeStoreHabits habits = { .late = 5 };
+    const unsigned chunks = 64;
+    unsigned steps = 0;
+    uint32_t top;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    util_remove(s.r);
+    mem_free(s.m);
+    s.m = mem_new(chunks * CHUNK_PAGES, 0, MEM_SMALL);
+    s.r = util_add(s.e, s.m, &mem_ops);
+    mem_fill_run(s.m, (chunks - 1) * CHUNK_PAGES, CHUNK_PAGES, 1000, 0);
+    util_passes(s.e, PASSES);
+    top = engine_pool(s.e)->top;
+    mem_fill_run(s.m, 0, (chunks - 1) * CHUNK_PAGES, 2000, 0);
+    util_passes(s.e, PASSES);
+    g_assert(merged_below(&s, UINT32_MAX) == chunks * CHUNK_PAGES);
+    fake_store_outdate(s.store, top);
+    while (s.e->follow.phase == FOLLOW_NEXT) {
+        g_assert(follow_step(s.e));
+        steps++;
+    }
+    g_assert(s.e->follow.id == chunks - 1);
+    g_assert(steps == chunks / 8);
+    scene_end(&s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -818,5 +850,6 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/settles", test_settles);
     g_test_add_func("/answers/renewed", test_renewed);
     g_test_add_func("/answers/follow/block", test_follow);
+    g_test_add_func("/answers/follow/steps", test_follow_steps);
     return g_test_run();
 }

@@ -9,7 +9,8 @@
 #include "engine/follow.h"
 #include "engine/scan.h"
 
-#define SKIP_STEP   4096u                       /* chunks looked at */
+#define SKIP_STEP   4096u                       /* chunks looked at ... */
+#define TAKE_STEP   8u                          /* ... page by page */
 #define ANSWER_NS   UINT64_C(2000000000)        /* for all that was offered */
 /* Restored, and not merged at once: so many, and one in so many. */
 #define LEFT_MIN    CHUNK_PAGES
@@ -71,8 +72,9 @@ static unsigned chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk)
 static bool chunk_next(KsmEngine *e)
 {
     KsmFollow *f = &e->follow;
+    unsigned taken = 0;
 
-    for (unsigned i = 0; i < SKIP_STEP; i++) {
+    for (unsigned i = 0; i < SKIP_STEP && taken < TAKE_STEP; i++) {
         const KsmDirEntry *d;
 
         if (f->at >= e->dir.len) {
@@ -86,6 +88,7 @@ static bool chunk_next(KsmEngine *e)
             d->region->unmerging || !d->region->chunk[d->chunk].mapped) {
             continue;
         }
+        taken++;
         if (chunk_take(e, d->region, d->chunk)) {
             f->phase = FOLLOW_OFFER;
             f->id = f->at - 1;
