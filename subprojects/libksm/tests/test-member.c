@@ -321,6 +321,32 @@ static void run_no_block(void)
     end(p, s);
 }
 
+/* A daemon that tells more, or less, of a group is no enemy. */
+static void run_state_length(void)
+{
+    Peer *p = begin();
+    KsmStore *s = peer_store(p);
+    struct {
+        WireState state;
+        WireMember member;
+        uint64_t more;
+    } state = { .state = { .head = { WIRE_STATE, 1, 0 }, .members = 3 } };
+    KsmGroupStats g;
+
+    for (int more = -8; more <= 8; more += 8) {
+        now += 61 * SECOND;
+        g_assert(store_group(s, &g));
+        store_flush(s);
+        peer_expect(p, WIRE_STATUS);
+        peer_send(p, &state, offsetof(typeof(state), more) + more, NULL, 0);
+        g_assert(!hear(s) && !store_is_gone(s));
+        g_assert(store_group(s, &g) && g.members == (more ? 0 : 3));
+        store_flush(s);
+        peer_expect_none(p);
+    }
+    end(p, s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -331,6 +357,7 @@ int main(int argc, char **argv)
     g_test_add_func("/member/swamp", run_swamp);
     g_test_add_func("/member/missed", run_missed);
     g_test_add_func("/member/no-block", run_no_block);
+    g_test_add_func("/member/state-length", run_state_length);
     g_test_add_func("/member/flap", run_flap);
     g_test_add_func("/member/refused", run_refused);
     g_test_add_func("/member/no-fds", run_no_fds);

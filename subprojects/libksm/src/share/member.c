@@ -142,6 +142,7 @@ static void member_lost(KsmMember *m)
     m->full_until = m->no_block_until = 0;
     m->missed = false;
     m->group_asked = m->group_awaited = false;
+    m->group_ns = 0;
     g_clear_pointer(&m->group, g_free);
 }
 
@@ -764,17 +765,19 @@ static bool block_read(KsmMember *m)
     return true;
 }
 
+/* Figures of another length are those of another daemon: we do without. */
 static bool group_read(KsmMember *m)
 {
     const WireState *state = (const WireState *)m->in;
 
     if (m->in_len < sizeof(*state) || state->head.count != 1 ||
-        state->slots > WIRE_SLOTS_MAX || state->used > state->slots ||
-        m->in_len != sizeof(*state) + sizeof(WireMember)) {
+        state->slots > WIRE_SLOTS_MAX || state->used > state->slots) {
         return false;
     }
-    g_free(m->group);
-    m->group = g_memdup2(state, m->in_len);
+    g_clear_pointer(&m->group, g_free);
+    if (m->in_len == sizeof(*state) + sizeof(WireMember)) {
+        m->group = g_memdup2(state, m->in_len);
+    }
     m->group_ns = prim.now_ns();
     m->group_shared = m->now->shared;
     m->group_awaited = false;

@@ -87,8 +87,8 @@ typedef struct KsmMember {
     unsigned in_at;
     char *out;
     /* the group, as told last */
-    WireState *group;
-    uint64_t group_ns;      /* when */
+    WireState *group;       /* NULL: nothing that we understand */
+    uint64_t group_ns;      /* when; 0: never */
     uint64_t group_shared;  /* slots that we had then */
     bool group_asked;
     bool group_awaited;     /* ... and not told */

@@ -265,7 +265,7 @@ static bool group_is_old(const KsmMember *m)
     uint64_t age = prim.now_ns() - m->group_ns;
     uint64_t then = m->group_shared, now = m->now ? m->now->shared : 0;
 
-    if (!m->group || age > GROUP_NS) {
+    if (!m->group_ns || age > GROUP_NS) {
         return true;
     }
     return age > GROUP_SOON_NS &&
