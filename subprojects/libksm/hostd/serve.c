@@ -12,6 +12,7 @@
 
 #include "base/prim.h"
 #include "client.h"
+#include "state.h"
 #include "sys.h"
 #include "talk.h"
 
@@ -181,7 +182,7 @@ static gboolean work_step(gpointer data)
             member_end(m);
         }
     }
-    more |= group_step(&s->group);
+    more |= group_step(&s->group) | state_step(s);
     if (!more) {
         s->work = 0;
     }
@@ -346,6 +347,7 @@ void server_start(Server *s)
     s->group.pool.keep_all = s->file.keeps_all;
     s->group.tell = tell_member;
     s->group.opaque = s;
+    s->uncounted = ASKED_MEMBERS;
     s->listen_watch = g_unix_fd_add(s->listener, G_IO_IN, server_accept, s);
     for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
         Member *m = (Member *)s->group.member[i];

@@ -33,6 +33,7 @@ typedef struct Server {
     GPtrArray *leaving;     /* Members whose process has exited */
     GPtrArray *to_tell;     /* Members with news */
     unsigned share_next;    /* member whose share is to be counted next */
+    unsigned uncounted;     /* after a reload: below, none was counted yet */
     GArray *blocks;         /* first slots, to be told before an answer */
 } Server;
 

@@ -11,12 +11,22 @@
 #define SECOND      UINT64_C(1000000000)
 #define SHARES_NS   UINT64_C(5000000)   /* of counting them in one turn */
 
+/* Counting it goes over all holds: once a second at most. */
+static void share_count(Server *s, Member *m)
+{
+    uint64_t now = prim.now_ns();
+
+    if (!m->share_at || now - m->share_at >= SECOND) {
+        m->share = group_share(&s->group, &m->held);
+        m->share_at = now;
+    }
+}
+
 /*
- * Counting it goes over all holds.  So it is done once a second at most, and
- * of a large group for some members only; the others' turn comes with the next
+ * Of a large group for some members only; the others' turn comes with the next
  * question.
  */
-static void shares_count(Server *s, const Member *only)
+static void shares_count(Server *s)
 {
     uint64_t began = prim.now_ns();
 
@@ -24,16 +34,26 @@ static void shares_count(Server *s, const Member *only)
         Member *m = (Member *)s->group.member[s->share_next];
 
         s->share_next = (s->share_next + 1) % ASKED_MEMBERS;
-        if (!m || (only && m != only) ||
-            (m->share_at && began - m->share_at < SECOND)) {
-            continue;
-        }
-        m->share = group_share(&s->group, &m->held);
-        m->share_at = began;
-        if (prim.now_ns() - began > SHARES_NS) {
-            return;
+        if (m) {
+            share_count(s, m);
+            if (prim.now_ns() - began > SHARES_NS) {
+                return;
+            }
         }
     }
+}
+
+bool state_step(Server *s)
+{
+    while (s->uncounted) {
+        Member *m = (Member *)s->group.member[--s->uncounted];
+
+        if (m) {
+            share_count(s, m);
+            return true;
+        }
+    }
+    return false;
 }
 
 static void member_describe(const Member *m, WireMember *to)
@@ -99,13 +119,16 @@ void state_send(Client *c, uint64_t seq, bool brief)
     state->head.type = WIRE_STATE;
     state->head.seq = seq;
     group_describe(s, state);
-    if (!brief) {
-        shares_count(s, c->member);
+    if (!brief && !c->member) {
+        shares_count(s);
     }
     for (unsigned i = 0; i < ASKED_MEMBERS && !brief; i++) {
         Member *m = (Member *)s->group.member[i];
 
         if (m && (!c->member || c->member == m)) {
+            if (c->member || !m->share_at) {
+                share_count(s, m);      /* no figures are not told */
+            }
             member_describe(m, &state->member[n++]);
         }
     }

@@ -10,5 +10,7 @@
 
 /* STATE: to a member of itself, else of all; or, @brief, of none. */
 void state_send(Client *c, uint64_t seq, bool brief);
+/* Counts what one member holds, after a reload; false: all were counted. */
+bool state_step(Server *s);
 
 #endif

@@ -1,0 +1,158 @@
+/*
+ * hostd tests: what the daemon tells of its members
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Counting what one member holds takes here as long as a turn may.
+ */
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/page.h"
+#include "base/prim.h"
+#include "state.h"
+#include "sys.h"
+
+#define MEMBERS 3u
+#define SECOND  UINT64_C(1000000000)
+
+typedef struct Scene {
+    Server s;
+    Member *member[MEMBERS];
+    Client *client;
+    int peer;
+    struct {
+        WireState s;
+        WireMember member[MEMBERS + 1];
+    } told;
+} Scene;
+
+static uint64_t now;
+
+static uint64_t now_late(void)
+{
+    return now += SECOND / 250;
+}
+
+/* Each member has @n slots more, of its own. */
+static void scene_offer(Scene *s, unsigned n)
+{
+    static uint32_t content;
+    GroupOffer o = { .ring = sys.memfd("ring", 0), .count = 1, .node = -1 };
+    uint32_t page[PAGE_BYTES / 4] = { 0 }, slot;
+
+    for (unsigned i = 0; i < n * MEMBERS; i++) {
+        page[0] = ++content;
+        g_assert(prim.write(o.ring, page, PAGE_BYTES, 0) == PAGE_BYTES);
+        g_assert(group_offer(&s->s.group, &s->member[i % MEMBERS]->held, &o,
+                             &slot, s->s.blocks) == 0);
+        g_assert(slot < WIRE_SLOTS_MAX);
+    }
+    prim.close(o.ring);
+}
+
+static Scene *scene_new(void)
+{
+    GroupConfig config = { .slots = 4096, .max_holds = 64, .share = 100,
+                           .max_members = MEMBERS, .root = "/" };
+    g_autofree char *note = NULL;
+    Scene *s = g_new0(Scene, 1);
+    PoolFile file;
+    int pair[2];
+
+    now = SECOND;
+    prim.now_ns = now_late;
+    g_assert(poolfile_make(&file, 4096 * PAGE_BYTES, &note) == 0);
+    g_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, pair) == 0);
+    g_assert(server_prepare(&s->s, &config, &file, dup(pair[0])) == 0);
+    s->client = client_add(&s->s, pair[0]);
+    s->peer = pair[1];
+    for (unsigned i = 0; i < MEMBERS; i++) {
+        s->member[i] = g_new0(Member, 1);
+        s->member[i]->pidfd = s->member[i]->ring = -1;
+        g_assert(group_join(&s->s.group, &s->member[i]->held, 100) == 0);
+    }
+    return s;
+}
+
+static void scene_end(Scene *s)
+{
+    s->client->member = NULL;
+    server_free(&s->s);
+    close(s->peer);
+    g_free(s);
+    prim.now_ns = prim_real.now_ns;
+}
+
+/* Members that STATE tells of. */
+static unsigned ask(Scene *s)
+{
+    ssize_t len;
+
+    state_send(s->client, 1, false);
+    len = recv(s->peer, &s->told, sizeof(s->told), 0);
+    g_assert(len == sizeof(WireState) +
+                    s->told.s.head.count * sizeof(WireMember));
+    return s->told.s.head.count;
+}
+
+static void check(Scene *s, unsigned i, unsigned held)
+{
+    g_assert(s->told.member[i].held == held);
+    g_assert(s->told.member[i].share == held * 1000);
+}
+
+/* The first answer tells of all; later ones count one more each. */
+static void test_first(void)
+{
+    Scene *s = scene_new();
+
+    scene_offer(s, 2);
+    g_assert(ask(s) == MEMBERS);
+    for (unsigned i = 0; i < MEMBERS; i++) {
+        check(s, i, 2);
+    }
+    scene_offer(s, 3);
+    for (unsigned i = 0; i < MEMBERS; i++) {
+        /* who asks about itself often takes no turn of others */
+        s->s.share_next = i;
+        s->client->member = s->member[2];
+        now += SECOND;
+        g_assert(ask(s) == 1);
+        check(s, 0, 5);
+        s->client->member = NULL;
+        g_assert(ask(s) == MEMBERS);
+        for (unsigned k = 0; k < 2; k++) {
+            check(s, k, k <= i ? 5 : 2);
+        }
+    }
+    scene_end(s);
+}
+
+/* After a reload they are counted one by one. */
+static void test_steps(void)
+{
+    Scene *s = scene_new();
+
+    scene_offer(s, 2);
+    s->s.uncounted = ASKED_MEMBERS;
+    for (unsigned i = 0; i < MEMBERS; i++) {
+        g_assert(state_step(&s->s));
+    }
+    g_assert(!state_step(&s->s));
+    scene_offer(s, 1);
+    g_assert(ask(s) == MEMBERS);
+    for (unsigned i = 0; i < MEMBERS; i++) {
+        check(s, i, 2);
+    }
+    scene_end(s);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/state/first", test_first);
+    g_test_add_func("/state/steps", test_steps);
+    return g_test_run();
+}
