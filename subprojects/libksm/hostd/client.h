@@ -26,6 +26,13 @@ void client_send_blocks(Client *c);
 /* The connection ends; the member does not. */
 void client_close(Client *c);
 
+/*
+ * The member has listed what it holds: the rest goes in pieces, and nothing of
+ * it is read meanwhile.
+ */
+void server_reconcile(Server *s, Member *m);
+/* A piece of it for each; false: there is none. */
+bool server_reconcile_step(Server *s);
 /* There may be something to do that can wait. */
 void server_work(Server *s);
 /* Until the process of a new member exits. */

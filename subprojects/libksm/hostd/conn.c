@@ -35,6 +35,7 @@ struct Conn {
     void *opaque;
     GQueue out;             /* Waiting */
     size_t queued;          /* bytes of it */
+    bool paused;
 };
 
 /* One for all: a packet is done with before the next one is received. */
@@ -85,7 +86,20 @@ static bool wait_for_room(Conn *c, int error)
 static void watch_for(Conn *c)
 {
     g_source_modify_unix_fd(&c->source, c->tag,
-                            c->out.length ? G_IO_OUT : G_IO_IN);
+                            c->out.length ? G_IO_OUT
+                                          : c->paused ? 0 : G_IO_IN);
+}
+
+void conn_pause(Conn *c)
+{
+    c->paused = true;
+    watch_for(c);
+}
+
+void conn_go_on(Conn *c)
+{
+    c->paused = false;
+    watch_for(c);
 }
 
 void conn_send_fds(Conn *c, const void *data, size_t len, const int *fds,
@@ -237,7 +251,7 @@ static gboolean conn_dispatch(GSource *source, GSourceFunc func, gpointer data)
         if (c->out.length && what & (G_IO_HUP | G_IO_ERR)) {
             c->ops->end(c);
         }
-    } else if (what) {
+    } else if (what && !c->paused) {
         receive(c);
     }
     g_source_unref(source);

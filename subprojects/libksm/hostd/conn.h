@@ -60,6 +60,9 @@ int conn_identify(int fd, int on);
 void conn_send(Conn *c, const void *data, size_t len);
 void conn_send_fds(Conn *c, const void *data, size_t len, const int *fds,
                    unsigned n_fds);
+/* Nothing is received meanwhile. */
+void conn_pause(Conn *c);
+void conn_go_on(Conn *c);
 /* Bytes that wait to be sent. */
 size_t conn_queued(const Conn *c);
 /* For each packet that waits, the first one first. */

@@ -752,6 +752,22 @@ void group_keep(Group *g, GroupMember *m, uint32_t slot, uint32_t keep)
     }
 }
 
+bool group_keep_step(Group *g, GroupMember *m, const Holds *keep,
+                     uint32_t *from)
+{
+    uint32_t end = MIN(*from + LEAVE_SLOTS, g->pool.top);
+
+    for (unsigned i = 0; i < LEAVE_HOLDS && *from < end; i++) {
+        uint32_t slot = holds_next(&m->holds, *from, end);
+
+        if (slot < end) {
+            group_keep(g, m, slot, holds_of(keep, slot));
+        }
+        *from = slot + 1;
+    }
+    return *from < g->pool.top;
+}
+
 /* Have the members as many holds of each slot as it has users? */
 int group_check(const Group *g, uint32_t top)
 {

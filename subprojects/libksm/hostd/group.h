@@ -133,6 +133,12 @@ unsigned group_length(Group *g, uint32_t slot);
 int group_drop(Group *g, GroupMember *m, const WirePair *pair, unsigned n);
 /* Drops what @m holds of @slot beyond @keep. */
 void group_keep(Group *g, GroupMember *m, uint32_t slot, uint32_t keep);
+/*
+ * ... and of all slots, a piece at a time from *@from on: what it did not list
+ * was given in answers that it never got.  False: that was all.
+ */
+bool group_keep_step(Group *g, GroupMember *m, const Holds *keep,
+                     uint32_t *from);
 /* Another hold of a slot that has content; false: it, or @m, has too many. */
 bool group_hold(Group *g, GroupMember *m, uint32_t slot);
 

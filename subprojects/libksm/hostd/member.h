@@ -32,7 +32,8 @@ typedef struct Member {
     GArray *news;           /* WireFound, to be sent at the end of this turn */
     bool missed;            /* there was no room for others; it is to be told */
     Holds *listed;          /* while HELD is awaited: what it says it holds */
-    uint64_t heard;         /* HELDs that are to come */
+    uint64_t heard;         /* HELDs that are to come; 0: the rest goes ... */
+    uint32_t reconciled;    /* ... of slots below it went */
     WireLeft left;          /* to the kernel, as it said last */
     GroupShare share;
     uint64_t share_at;      /* when that was counted */

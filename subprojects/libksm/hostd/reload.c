@@ -226,9 +226,15 @@ static void set_all_inherit(const Server *s, Inherit inherit)
     }
 }
 
-/* Only one table of what was asked, and nothing to be punched. */
+/*
+ * Only one table of what was asked, nothing to be punched, and nobody who has
+ * listed all it holds.
+ */
 static void settle(Server *s)
 {
+    while (server_reconcile_step(s)) {
+        continue;
+    }
     while (s->group.asked.was || s->group.asked.sweeps) {
         asked_step(&s->group.asked);
     }

@@ -22,6 +22,34 @@
 /* Connections that are nobody's yet, or ask for STATUS. */
 #define STRANGERS_MAX   64u
 
+static void listed_forget(Server *s, Member *m)
+{
+    holds_free(m->listed);
+    g_clear_pointer(&m->listed, g_free);
+    g_ptr_array_remove_fast(s->reconciling, m);
+}
+
+void server_reconcile(Server *s, Member *m)
+{
+    m->reconciled = 0;
+    conn_pause(m->conn);
+    g_ptr_array_add(s->reconciling, m);
+}
+
+bool server_reconcile_step(Server *s)
+{
+    for (unsigned i = s->reconciling->len; i-- > 0; ) {
+        Member *m = s->reconciling->pdata[i];
+
+        if (!group_keep_step(&s->group, &m->held, m->listed,
+                             &m->reconciled)) {
+            listed_forget(s, m);
+            conn_go_on(m->conn);
+        }
+    }
+    return s->reconciling->len;
+}
+
 /* The connection ends; the member does not. */
 void client_close(Client *c)
 {
@@ -33,9 +61,8 @@ void client_close(Client *c)
         m->conn = NULL;
         m->missed = false;      /* it asks about all again */
         if (m->listed) {
-            /* what it holds is as before, until it resumes again */
-            holds_free(m->listed);
-            g_clear_pointer(&m->listed, g_free);
+            /* what it holds is as it is now, until it resumes again */
+            listed_forget(s, m);
         }
     }
     g_ptr_array_remove_fast(s->clients, c);
@@ -182,7 +209,7 @@ static gboolean work_step(gpointer data)
             member_end(m);
         }
     }
-    more |= group_step(&s->group) | state_step(s);
+    more |= server_reconcile_step(s) | group_step(&s->group) | state_step(s);
     if (!more) {
         s->work = 0;
     }
@@ -338,6 +365,7 @@ int server_prepare(Server *s, const GroupConfig *config, const PoolFile *file,
     s->clients = g_ptr_array_new();
     s->leaving = g_ptr_array_new();
     s->to_tell = g_ptr_array_new();
+    s->reconciling = g_ptr_array_new();
     s->blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     return group_init(&s->group, config, file->fd, file->map_fd);
 }
@@ -405,6 +433,7 @@ void server_free(Server *s)
     g_ptr_array_unref(s->clients);
     g_ptr_array_unref(s->leaving);
     g_ptr_array_unref(s->to_tell);
+    g_ptr_array_unref(s->reconciling);
     g_array_unref(s->blocks);
     group_free(&s->group);
 }

@@ -32,6 +32,7 @@ typedef struct Server {
     uint64_t clients_ever;
     GPtrArray *leaving;     /* Members whose process has exited */
     GPtrArray *to_tell;     /* Members with news */
+    GPtrArray *reconciling; /* Members that have listed what they hold */
     unsigned share_next;    /* member whose share is to be counted next */
     unsigned uncounted;     /* after a reload: below, none was counted yet */
     GArray *blocks;         /* first slots, to be told before an answer */

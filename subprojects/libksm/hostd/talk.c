@@ -185,20 +185,6 @@ static void on_hello(Client *c, Packet *p)
     send_welcome(c, old != NULL, h);
 }
 
-/* What the member did not list was given in answers that it never got. */
-static void reconcile(Server *s, Member *m)
-{
-    Holds *have = &m->held.holds;
-    uint32_t top = s->group.pool.top;
-
-    for (uint32_t slot = holds_next(have, 0, top); slot < top;
-         slot = holds_next(have, slot + 1, top)) {
-        group_keep(&s->group, &m->held, slot, holds_of(m->listed, slot));
-    }
-    holds_free(m->listed);
-    g_clear_pointer(&m->listed, g_free);
-}
-
 /*
  * A member that counts on a hold that it has not would map what is punched one
  * day.  So it hears of it now, and may still put its pages back.
@@ -234,7 +220,7 @@ static void on_held(Client *c, const Packet *p)
     }
     m->heard = h->head.seq;
     if (m->heard == 0) {
-        reconcile(c->server, m);
+        server_reconcile(c->server, m);
     }
 }
 

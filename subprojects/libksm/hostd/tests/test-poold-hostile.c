@@ -487,6 +487,48 @@ static void test_not_held(void)
     scene_end(&s);
 }
 
+/*
+ * Resumes, and has lost all that it held: that goes in pieces, and what it says
+ * meanwhile waits.
+ */
+static void test_held_none(void)
+{
+    enum { OFFERS = 16, N = 512 };
+    WireHead status = { .type = WIRE_STATUS };
+    uint32_t slot[N];
+    WireState *state;
+    Peer *p, *q, *other;
+    Scene s;
+
+    scene_begin(&s);
+    p = peer_new(s.d, NULL);
+    for (unsigned i = 0; i < OFFERS; i++) {
+        for (unsigned k = 0; k < N; k++) {
+            page_fill(peer_page(p, k), 1000 + i * N + k);
+        }
+        peer_offer(p, 0, N, 0, slot);
+    }
+    peer_close(p);
+    q = peer_resume(s.d, p);
+    other = peer_new(s.d, NULL);
+    /* both are to be read in one round */
+    g_assert(kill(s.d->pid, SIGSTOP) == 0);
+    peer_send_held(q, NULL, 0, 0);
+    status.seq = ++other->seq;
+    g_assert(peer_send(other, &status, sizeof(status)) == 0);
+    g_assert(kill(s.d->pid, SIGCONT) == 0);
+    state = (WireState *)peer_wait(other, WIRE_STATE, PATIENCE_MS);
+    g_assert(state && state->used > OFFERS * N / 2);
+    g_free(state);
+    state = peer_state(q);
+    g_assert(state->used == 1 + s.length && state->member[0].holds == 0);
+    g_free(state);
+    peer_free(other);
+    peer_free(q);
+    peer_free(p);
+    scene_end(&s);
+}
+
 /* True once nobody else has the pipe's other end. */
 static bool pipe_is_ours(int fd)
 {
@@ -1384,6 +1426,7 @@ int main(int argc, char **argv)
         { "/hostile/drops", test_drops },
         { "/hostile/refused-holds", test_refused_holds },
         { "/hostile/not-held", test_not_held },
+        { "/hostile/held-none", test_held_none },
         { "/hostile/descriptors", test_descriptors },
         { "/hostile/deaf-ask", test_deaf_ask },
         { "/hostile/deaf-offer", test_deaf_offer },
