@@ -26,7 +26,7 @@
 #define LEAVE_SLOTS     65536u  /* looked at in a step of leaving */
 #define LEAVE_HOLDS     2048u   /* given back in it */
 #define PREFETCH        16u     /* hashes ahead */
-#define COPY_REST_NS    UINT64_C(1000000000)
+#define REST_NS         UINT64_C(1000000000)
 #define SAME_TRIES      8u      /* pages with one hash compared, of an offer */
 
 G_STATIC_ASSERT((LOOK_PAGES + WIRE_OFFERS) * PAGE_BYTES < MEMCG_ROOM_MIN);
@@ -306,6 +306,7 @@ void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
 {
     uint64_t now = prim.now_ns();
 
+    g->active = now;
     /* a table that does not grow forgets: no daemon is killed for it */
     asked_room(&g->asked, n, !memcg_is_tight(&g->memcg));
     for (unsigned i = 0; i < n + PREFETCH; i++) {
@@ -425,7 +426,7 @@ static int copy_pages(Judged *j, const GroupOffer *o)
     const unsigned piece = 32;      /* stays in the cache */
     Group *g = j->g;
 
-    g->copied = prim.now_ns();
+    g->active = prim.now_ns();
     for (unsigned at = 0; at < o->count; ) {
         unsigned n = MIN(piece, o->count - at);
         char *to = g->copy + at * PAGE_BYTES;
@@ -834,12 +835,12 @@ bool group_step(Group *g)
 
 bool group_rest(Group *g)
 {
-    if (g->copied && prim.now_ns() - g->copied >= COPY_REST_NS) {
+    if (g->active && prim.now_ns() - g->active >= REST_NS) {
         prim.advise(g->copy, WIRE_OFFERS * PAGE_BYTES, MADV_DONTNEED);
-        g->copied = 0;
+        g->active = 0;
         asked_rest(&g->asked);
     }
-    return g->copied;
+    return g->active;
 }
 
 GroupShare group_share(Group *g, const GroupMember *m)

@@ -80,7 +80,7 @@ typedef struct Group {
     KsmMemcg memcg;
     unsigned unwatched;     /* pages written since that was looked at */
     char *copy;             /* of what is offered: WIRE_OFFERS pages */
-    uint64_t copied;        /* ns; the last time; 0: it takes no memory */
+    uint64_t active;        /* ns; it was asked, or offered; 0: it rests */
     GroupMember *member[ASKED_MEMBERS];
     unsigned members;
     uint64_t used;          /* slots with content */
@@ -154,7 +154,7 @@ void group_adopt(Group *g, uint32_t top, size_t file_slots);
 
 /* A piece of work that can wait; false: there is none. */
 bool group_step(Group *g);
-/* The copy of what was offered may take no memory; false: it does not. */
+/* What is not needed now may take no memory; false: it does not. */
 bool group_rest(Group *g);
 
 typedef struct GroupShare {

@@ -16,11 +16,11 @@
 #include "base/page.h"
 #include "group.h"
 #include "options.h"
-#include "share/wire.h"
 
 #define WRONG_USAGE 2
 #define SIZE_MIN    (UINT64_C(16) << 20)     /* and a multiple of it */
-#define SIZE_MAX_   ((uint64_t)WIRE_SLOTS_MAX * PAGE_BYTES)
+/* Members have room for this pool and some before it: member.c, base_find(). */
+#define SIZE_MAX_   (UINT64_C(1) << 40)
 
 static const char usage[] =
     "usage: ksm-poold [OPTION]...\n"
@@ -77,7 +77,7 @@ static uint64_t bytes(const char *option, const char *value)
 
     if (!g_ascii_isdigit(*value) || (*end && (!suffix || end[1])) ||
         n > SIZE_MAX_ >> shift || n << shift < SIZE_MIN) {
-        wrong(option, value, "want bytes, 16M to 4T, as 8G");
+        wrong(option, value, "want bytes, 16M to 1T, as 8G");
     }
     return ROUND_UP_TO(n << shift, SIZE_MIN);
 }

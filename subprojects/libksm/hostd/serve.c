@@ -266,7 +266,7 @@ static void client_packet(Conn *conn, Packet *p)
     talk_packet(c, p);
     send_all_news(s);
     server_work(s);
-    if (s->group.copied && !s->rest) {
+    if (s->group.active && !s->rest) {
         s->rest = g_timeout_add(REST_MS, server_rest, s);
     }
 }

@@ -27,7 +27,7 @@ typedef struct Server {
     guint listen_watch;     /* or a timer, while descriptors are short */
     bool warned;            /* of that */
     guint work;             /* what can wait, in pieces */
-    guint rest;             /* a timer, while the copy takes memory */
+    guint rest;             /* a timer, until the group rests */
     GPtrArray *clients;     /* of Client: connections */
     uint64_t clients_ever;
     GPtrArray *leaving;     /* Members whose process has exited */

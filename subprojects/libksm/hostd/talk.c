@@ -348,7 +348,8 @@ static void on_tail(Client *c, const Packet *p)
         bad(c, "TAIL: more than there can be");
         return;
     }
-    stats->given += given - m->left.given;
+    /* however many have been members */
+    stats->given += MIN(given - m->left.given, UINT64_MAX - stats->given);
     m->left = *left;
     m->left.given = given;
 }

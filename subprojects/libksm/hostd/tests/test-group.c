@@ -783,6 +783,21 @@ static void test_refill(void)
     world_free(w);
 }
 
+/* The table of what was asked shrinks, though nothing was ever offered. */
+static void test_rest(void)
+{
+    g_autofree World *w = g_new(World, 1);
+    GroupConfig config = plain();
+    uint32_t slot;
+
+    world_init(w, &config, 1);
+    group_ask(&w->g, &w->member[0], &w->hash[7], 1, &slot, w->blocks);
+    g_assert(group_rest(&w->g) && !w->g.asked.rests);
+    seconds += 2;
+    g_assert(!group_rest(&w->g) && w->g.asked.rests);
+    world_free(w);
+}
+
 static ssize_t fail_at;
 
 static ssize_t failing_write(int fd, const void *buf, size_t len, off_t offset)
@@ -920,6 +935,7 @@ int main(int argc, char **argv)
     g_test_add_func("/group/quotas", test_quotas);
     g_test_add_func("/group/full", test_full);
     g_test_add_func("/group/refill", test_refill);
+    g_test_add_func("/group/rest", test_rest);
     g_test_add_func("/group/many", test_many);
     g_test_add_func("/group/failures", test_failures);
     g_test_add_func("/group/tight", test_tight);

@@ -887,6 +887,19 @@ static WireState *state_brief(const Poold *d)
     return s;
 }
 
+/* A member has room for two pools at least: none is larger than 1 TiB. */
+static void test_size(void)
+{
+    char *argv[] = { (char *)g_getenv("KSM_POOLD"), "--size", "2T", NULL };
+    g_autofree char *said = NULL;
+    int status;
+
+    g_assert(g_spawn_sync(NULL, argv, NULL, G_SPAWN_DEFAULT, NULL, NULL, NULL,
+                          &said, &status, NULL));
+    g_assert(WIFEXITED(status) && WEXITSTATUS(status) == 2);
+    g_assert(strstr(said, "1T"));
+}
+
 /* How much is left to the kernel: a sum, and of each. */
 static void test_tail(void)
 {
@@ -1250,6 +1263,7 @@ int main(int argc, char **argv)
         { "/poold/full", test_full },
         { "/poold/share", test_share },
         { "/poold/status", test_status },
+        { "/poold/size", test_size },
         { "/poold/tail", test_tail },
         { "/poold/status-other", test_status_other },
         { "/poold/groups", test_groups },

@@ -1,9 +1,10 @@
 /*
- * hostd tests: what the daemon tells of its members
+ * hostd tests: what the daemon tells of its members, and does with what they say
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Counting what one member holds takes here as long as a turn may.
+ * In this process.  Counting what one member holds takes here as long as a turn
+ * may.
  */
 #include <string.h>
 #include <sys/socket.h>
@@ -13,6 +14,7 @@
 #include "base/prim.h"
 #include "state.h"
 #include "sys.h"
+#include "talk.h"
 
 #define MEMBERS 3u
 #define SECOND  UINT64_C(1000000000)
@@ -149,10 +151,27 @@ static void test_steps(void)
     scene_end(s);
 }
 
+/* However many have said how much they gave, it does not overflow. */
+static void test_given(void)
+{
+    Scene *s = scene_new();
+    WireTail tail = { { .type = WIRE_TAIL }, { .given = 5 } };
+    Packet p = { .data = &tail, .len = sizeof(tail) };
+
+    s->s.group.stats.given = UINT64_MAX - 6;
+    for (unsigned i = 0; i < MEMBERS; i++) {
+        s->client->member = s->member[i];
+        talk_packet(s->client, &p);
+        g_assert(s->s.group.stats.given == UINT64_MAX - (i ? 0 : 1));
+    }
+    scene_end(s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/state/first", test_first);
     g_test_add_func("/state/steps", test_steps);
+    g_test_add_func("/state/given", test_given);
     return g_test_run();
 }

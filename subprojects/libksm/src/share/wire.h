@@ -157,7 +157,7 @@ typedef struct WireMember {
     char name[64];
     uint32_t pid, connected;
     uint64_t pages;
-    uint64_t holds;
+    uint64_t holds;         /* slots and blocks, each once */
     uint64_t held;          /* slots, each once: all of a block's */
     uint64_t share;         /* 1/1000 of those */
     uint64_t published;
