@@ -447,13 +447,26 @@ static bool resize(Asked *a, size_t n)
 }
 
 /* By a quarter at least: an entry is moved a few times, not more. */
-void asked_room(Asked *a, uint64_t hashes, bool may_grow)
+static size_t grown(const Asked *a, uint64_t hashes)
 {
     size_t n = MIN(buckets_for(a->count + hashes), a->most);
 
+    return n > a->n && may_resize(a) ? MIN(MAX(n, a->n + a->n / 4), a->most)
+                                     : a->n;
+}
+
+size_t asked_growth(const Asked *a, uint64_t hashes)
+{
+    return table_bytes(grown(a, hashes)) - table_bytes(a->n);
+}
+
+void asked_room(Asked *a, uint64_t hashes, bool may_grow)
+{
+    size_t n = grown(a, hashes);
+
     a->rests = false;
-    if (may_grow && n > a->n && may_resize(a)) {
-        resize(a, MIN(MAX(n, a->n + a->n / 4), a->most));
+    if (may_grow && n > a->n) {
+        resize(a, n);
     }
     /* what comes now would fill buckets that are still to be moved */
     if (a->was) {

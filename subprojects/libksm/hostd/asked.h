@@ -57,7 +57,9 @@ void asked_free(Asked *a);
 
 /* It may grow until there is room for about @hashes. */
 void asked_limit(Asked *a, uint64_t hashes);
-/* So many are about to be noted: grows, if need be, if @may_grow. */
+/* So many are about to be noted: bytes that the table should grow by. */
+size_t asked_growth(const Asked *a, uint64_t hashes);
+/* ... grows, if @may_grow. */
 void asked_room(Asked *a, uint64_t hashes, bool may_grow);
 
 /*

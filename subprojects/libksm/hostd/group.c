@@ -301,14 +301,21 @@ static uint32_t ask_one(Group *g, GroupMember *m, uint64_t hash,
     return hold_told(g, m, slot, blocks) ? slot : WIRE_WANTED;
 }
 
+/* May a table take so much more?  No daemon is to be killed for it. */
+static bool may_have(Group *g, size_t bytes)
+{
+    return !memcg_is_tight(&g->memcg) &&
+           (!bytes || memcg_has_room(&g->memcg, bytes));
+}
+
 void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
                uint32_t *slot, GArray *blocks)
 {
     uint64_t now = prim.now_ns();
 
     g->active = now;
-    /* a table that does not grow forgets: no daemon is killed for it */
-    asked_room(&g->asked, n, !memcg_is_tight(&g->memcg));
+    /* a table that does not grow forgets */
+    asked_room(&g->asked, n, may_have(g, asked_growth(&g->asked, n)));
     for (unsigned i = 0; i < n + PREFETCH; i++) {
         if (i < n) {
             index_prefetch(&g->index, hash[i]);
@@ -355,14 +362,16 @@ static void count_refused(Group *g, uint32_t why, unsigned n)
  */
 static void index_make_room(Group *g)
 {
-    if (++g->index_fed % INDEX_FEED == 0) {
-        index_step(&g->index);
-    }
-    if (g->index.count + g->index.count / INDEX_SPARE < g->index_room) {
+    size_t room = g->index_room + g->index_room / 4;
+
+    if (++g->index_fed % INDEX_FEED) {
         return;
     }
-    if (index_reserve(&g->index, g->index_room + g->index_room / 4) == 0) {
-        g->index_room += g->index_room / 4;
+    index_step(&g->index);
+    if (g->index.count + g->index.count / INDEX_SPARE >= g->index_room &&
+        may_have(g, index_table_bytes(room)) &&
+        index_reserve(&g->index, room) == 0) {
+        g->index_room = room;
     }
 }
 

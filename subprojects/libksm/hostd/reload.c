@@ -61,18 +61,19 @@ void reload_prepare(char **argv)
 
 static void put_holds(Image *im, const Holds *h, uint32_t top)
 {
-    g_autoptr(GArray) pairs = g_array_new(FALSE, FALSE, sizeof(WirePair));
-    uint32_t n;
+    WirePair pair[1024];
+    uint32_t n = h->held, k = 0;
 
+    image_put(im, &n, sizeof(n));
     for (uint32_t s = holds_next(h, 0, top); s < top;
          s = holds_next(h, s + 1, top)) {
-        WirePair pair = { s, holds_of(h, s) };
-
-        g_array_append_val(pairs, pair);
+        pair[k++] = (WirePair) { s, holds_of(h, s) };
+        if (k == G_N_ELEMENTS(pair)) {
+            image_put(im, pair, sizeof(pair));
+            k = 0;
+        }
     }
-    n = pairs->len;
-    image_put(im, &n, sizeof(n));
-    image_put(im, pairs->data, n * sizeof(WirePair));
+    image_put(im, pair, k * sizeof(*pair));
 }
 
 static void get_holds(Image *im, Holds *h, uint32_t top)
@@ -255,15 +256,40 @@ static int execute(Server *s, int image)
     return ret;
 }
 
+/*
+ * What the image takes, about; the successor needs as much as we do, and what
+ * one member holds once more.
+ */
+static uint64_t image_bytes(const Server *s)
+{
+    const Group *g = &s->group;
+    uint64_t most = 0, sum = (uint64_t)g->pool.top *
+                             (sizeof(*g->pool.hash) + sizeof(*g->pool.users) +
+                              sizeof(*g->upper) + sizeof(*g->owner)) +
+                             g->asked.n * sizeof(AskedBucket);
+
+    for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
+        const Member *m = (const Member *)g->member[i];
+        uint64_t held = m ? m->held.holds.held * sizeof(WirePair) : 0;
+
+        sum += m && m->listed ? 2 * held : held;
+        most = MAX(most, held);
+    }
+    for (unsigned i = 0; i < s->clients->len; i++) {
+        sum += conn_queued(((Client *)s->clients->pdata[i])->conn);
+    }
+    return sum + most;
+}
+
 int reload_exec(Server *s)
 {
     Image im;
     int ret;
 
-    if (memcg_is_tight(&s->group.memcg)) {
-        return -ENOMEM;     /* the image would be too much */
-    }
     settle(s);
+    if (!memcg_has_room(&s->group.memcg, image_bytes(s))) {
+        return -ENOMEM;
+    }
     ret = image_begin(&im);
     if (ret < 0) {
         return ret;

@@ -20,6 +20,7 @@
 #include "group.h"
 #include "poolfile.h"
 #include "sys.h"
+#include "../../tests/fake-root.h"
 
 #define MEMBERS     8u
 #define CONTENTS    160u
@@ -798,6 +799,73 @@ static void test_rest(void)
     world_free(w);
 }
 
+/* The process's control group has so much room. */
+static void root_room(FakeRoot *root, uint64_t bytes)
+{
+    g_autofree char *used = g_strdup_printf("%" G_GUINT64_FORMAT "\n",
+                                            (UINT64_C(1) << 30) - bytes);
+
+    fake_write(root, "proc/self/mountinfo",
+               "32 20 0:27 / /cg rw - cgroup2 none rw\n");
+    fake_write(root, "proc/self/cgroup", "0::/\n");
+    fake_write(root, "cg/memory.max", "1073741824\n");
+    fake_write(root, "cg/memory.current", used);
+}
+
+/* Tables do not grow by more than there is room for. */
+static void test_no_room(FakeRoot *root, gconstpointer data)
+{
+    enum { ASKS = 120000, SLOTS_MANY = 1 << 20 };
+    g_autofree Group *g = g_new(Group, 1);
+    GroupConfig config = { .slots = SLOTS_MANY, .max_holds = 64,
+                           .max_members = 2, .share = 100,
+                           .root = root->dir };
+    g_autofree char *note = NULL;
+    g_autofree char *page = g_malloc(PAGE_BYTES);
+    g_autofree uint64_t *hash = g_new(uint64_t, ASKS);
+    g_autofree uint32_t *slot = g_new(uint32_t, ASKS);
+    g_autoptr(GArray) blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    GroupOffer o = { .ring = sys.memfd("ring", 0), .node = -1,
+                     .count = WIRE_OFFERS };
+    unsigned content = 0;
+    GroupMember m;
+    PoolFile file;
+    size_t was;
+
+    root_room(root, MEMCG_ROOM_MIN + (1 << 20));
+    g_assert(poolfile_make(&file, SLOTS_MANY * PAGE_BYTES, &note) == 0);
+    g_assert(group_init(g, &config, file.fd, file.map_fd) == 0);
+    g_assert(group_join(g, &m, SLOTS_MANY) == 0);
+    for (unsigned i = 0; i < ASKS; i++) {
+        hash[i] = (i + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    }
+    was = asked_bytes(&g->asked);
+    group_ask(g, &m, hash, ASKS, slot, blocks);
+    g_assert(asked_bytes(&g->asked) == was);
+    root_room(root, MEMCG_ROOM_MIN + (4 << 20));
+    group_ask(g, &m, hash, ASKS, slot, blocks);
+    g_assert(asked_bytes(&g->asked) > was + (1 << 20));
+
+    was = g->index_room;
+    for (unsigned i = 0; i < 80; i++) {
+        root_room(root, MEMCG_ROOM_MIN + (i < 40 ? 1 << 16 : 4 << 20));
+        for (unsigned k = 0; k < WIRE_OFFERS; k++) {
+            page_make(page, content++);
+            g_assert(prim.write(o.ring, page, PAGE_BYTES,
+                                k * PAGE_BYTES) == PAGE_BYTES);
+        }
+        g_assert(group_offer(g, &m, &o, slot, blocks) == 0);
+        g_assert(slot[0] < SLOTS_MANY);
+        g_assert(i >= 40 || g->index_room == was);
+    }
+    g_assert(g->index_room > 2 * was);
+    while (group_leave_step(g, &m)) {
+        continue;
+    }
+    prim.close(o.ring);
+    group_free(g);
+}
+
 static ssize_t fail_at;
 
 static ssize_t failing_write(int fd, const void *buf, size_t len, off_t offset)
@@ -937,6 +1005,8 @@ int main(int argc, char **argv)
     g_test_add_func("/group/refill", test_refill);
     g_test_add_func("/group/rest", test_rest);
     g_test_add_func("/group/many", test_many);
+    g_test_add("/group/no-room", FakeRoot, NULL, fake_make, test_no_room,
+               fake_remove);
     g_test_add_func("/group/failures", test_failures);
     g_test_add_func("/group/tight", test_tight);
     return g_test_run();

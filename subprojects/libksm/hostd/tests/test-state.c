@@ -6,15 +6,18 @@
  * In this process.  Counting what one member holds takes here as long as a turn
  * may.
  */
+#include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/page.h"
 #include "base/prim.h"
+#include "reload.h"
 #include "state.h"
 #include "sys.h"
 #include "talk.h"
+#include "../../tests/fake-root.h"
 
 #define MEMBERS 3u
 #define SECOND  UINT64_C(1000000000)
@@ -31,6 +34,7 @@ typedef struct Scene {
 } Scene;
 
 static uint64_t now;
+static const char *config_root = "/";
 
 static uint64_t now_late(void)
 {
@@ -57,7 +61,7 @@ static void scene_offer(Scene *s, unsigned n)
 static Scene *scene_new(void)
 {
     GroupConfig config = { .slots = 4096, .max_holds = 64, .share = 100,
-                           .max_members = MEMBERS, .root = "/" };
+                           .max_members = MEMBERS, .root = config_root };
     g_autofree char *note = NULL;
     Scene *s = g_new0(Scene, 1);
     PoolFile file;
@@ -167,11 +171,35 @@ static void test_given(void)
     scene_end(s);
 }
 
+/* A daemon that has no room for its image goes on as it is. */
+static void test_reload_room(void)
+{
+    FakeRoot root;
+    Scene *s;
+
+    fake_make(&root, NULL);
+    fake_write(&root, "proc/self/mountinfo",
+               "32 20 0:27 / /cg rw - cgroup2 none rw\n");
+    fake_write(&root, "proc/self/cgroup", "0::/\n");
+    fake_write(&root, "cg/memory.max", "1073741824\n");
+    fake_write(&root, "cg/memory.current", "0\n");
+    config_root = root.dir;
+    s = scene_new();
+    config_root = "/";
+    /* there is no program, here */
+    g_assert(reload_exec(&s->s) == -ENOENT);
+    fake_write(&root, "cg/memory.current", "1065349120\n");  /* 4 KiB more */
+    g_assert(reload_exec(&s->s) == -ENOMEM);
+    scene_end(s);
+    fake_remove(&root, NULL);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/state/first", test_first);
     g_test_add_func("/state/steps", test_steps);
     g_test_add_func("/state/given", test_given);
+    g_test_add_func("/state/reload-room", test_reload_room);
     return g_test_run();
 }

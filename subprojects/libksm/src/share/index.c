@@ -96,9 +96,19 @@ static int index_grow(KsmIndex *x, size_t n_lines)
     return 0;
 }
 
+static size_t lines_for(size_t n)
+{
+    return n * 10 / LINE_LOAD_X10 + 4;
+}
+
+size_t index_table_bytes(size_t n)
+{
+    return lines_for(n) * sizeof(IndexLine);
+}
+
 int index_reserve(KsmIndex *x, size_t n)
 {
-    size_t n_lines = n * 10 / LINE_LOAD_X10 + 4;
+    size_t n_lines = lines_for(n);
 
     if (n_lines <= x->now.n_lines) {
         return 0;

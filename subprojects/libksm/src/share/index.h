@@ -70,6 +70,8 @@ void index_free(KsmIndex *x);
  * already, it grows again when that is done.
  */
 int index_reserve(KsmIndex *x, size_t n);
+/* What a table for @n entries takes; the one before stays until it is done. */
+size_t index_table_bytes(size_t n);
 
 typedef enum IndexWork {
     INDEX_DONE,         /* nothing to move */

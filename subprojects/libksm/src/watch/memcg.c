@@ -59,25 +59,37 @@ static bool number_in(const char *text, const char *key, uint64_t *value)
     return g_ascii_isdigit(*at);
 }
 
-static bool dir_is_tight(const char *dir, const MemcgFiles *files)
+static bool dir_has_room(const char *dir, const MemcgFiles *files,
+                         uint64_t room)
 {
     g_autofree char *limit = read_in(dir, files->limit);
     g_autofree char *usage = NULL, *stat = NULL;
     uint64_t most, used, cache;
 
     if (!number_in(limit, NULL, &most)) {
-        return false;
+        return true;
     }
     usage = read_in(dir, files->usage);
-    if (!number_in(usage, NULL, &used) || used + MEMCG_ROOM_MIN <= most) {
-        return false;
+    if (!number_in(usage, NULL, &used) || used + room <= most) {
+        return true;
     }
     /* dear to read (the kernel sums it up first): only when it matters */
     stat = read_in(dir, "memory.stat");
     if (number_in(stat, files->cache, &cache)) {
         used -= MIN(used, cache);
     }
-    return used + MEMCG_ROOM_MIN > most;
+    return used + room <= most;
+}
+
+bool memcg_has_room(const KsmMemcg *g, uint64_t bytes)
+{
+    for (char **dir = g->dirs; *dir; dir++) {
+        if (!dir_has_room(*dir, &files_of[g->version],
+                          MEMCG_ROOM_MIN + bytes)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 bool memcg_is_tight(KsmMemcg *g)
@@ -88,9 +100,6 @@ bool memcg_is_tight(KsmMemcg *g)
         return g->tight;
     }
     g->asked = now;
-    g->tight = false;
-    for (char **dir = g->dirs; *dir && !g->tight; dir++) {
-        g->tight = dir_is_tight(*dir, &files_of[g->version]);
-    }
+    g->tight = !memcg_has_room(g, 0);
     return g->tight;
 }

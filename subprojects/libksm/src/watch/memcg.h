@@ -36,5 +36,7 @@ void memcg_free(KsmMemcg *g);
  * at most.
  */
 bool memcg_is_tight(KsmMemcg *g);
+/* Is there so much more than that?  Looks now. */
+bool memcg_has_room(const KsmMemcg *g, uint64_t bytes);
 
 #endif
