@@ -22,7 +22,8 @@ HOW = {
 
 if __name__ == "__main__":
     with ExitStack() as stack:
-        for path in commandline.parse(sys.argv).sockets:
-            stack.enter_context(server(path, HOW[sys.argv[-1]], clients=1000))
+        if sys.argv[-1] in HOW:
+            for path in commandline.parse(sys.argv).sockets:
+                stack.enter_context(server(path, HOW[sys.argv[-1]], clients=1000))
         print("ready", flush=True)
         time.sleep(600)

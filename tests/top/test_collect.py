@@ -11,14 +11,14 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
 
 import pytest
 
 from host.paths import TOP
-from top import pool
-from top.collect import Host, Sources
+from top import pool, procfs
+from top.collect import Host, Sources, make_unique
 from top.model import Guest, Snapshot
 
 LIMIT = 2.0
@@ -177,6 +177,85 @@ def test_taken(start: Start, host: Host, tmp_path: Path) -> None:
         assert time.monotonic() - begin < LIMIT
     time.sleep(0.1)
     assert find(host, one).state == "active"
+
+
+def forged(path: str) -> str:
+    """A name that makes lines of its own of a table of sockets."""
+    return f"\0{uuid.uuid4().hex[:8]}\nX: 1 0 0 0001 03 9 {path}\n1 2 3 zz 5 6 7 8"
+
+
+@contextmanager
+def listening(name: str) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(name)
+            with listener.accept()[0]:
+                yield
+
+
+def test_forged_name(start: Start, host: Host, tmp_path: Path) -> None:
+    """Nobody can hide a guest by the name of a socket, nor end the program."""
+    one = name()
+    start(one)
+    with listening(forged(str(tmp_path / one))):
+        assert find(host, one).state == "active"
+
+
+def test_anothers_socket(start: Start, host: Host, tmp_path: Path) -> None:
+    """A process may name a socket that is not its own."""
+    one, liar = name(), name()
+    start(one)
+    start(liar, "none", "-qmp", f"unix:{tmp_path / one},server=on", path="-")
+    states = {each.name: each.state for each in look(host).guests}
+    assert (states[one], states[liar]) == ("active", "refused")
+
+
+def test_same_path(start: Start, host: Host, tmp_path: Path) -> None:
+    """Somebody has a client at a socket of that name, in another place."""
+    one = name()
+    start(one, path="relative")
+    with chdir(tmp_path.parent):
+        with listening("relative"):
+            assert find(host, one).state == "active"
+        Path("relative").unlink()
+
+
+def test_file_system_hangs(
+    start: Start, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are not kept waiting for a path that one of them names."""
+    slow, quick = name(), name()
+    process = start(slow)
+    start(quick)
+    reach = procfs.reach
+
+    def hang(pid: int, path: str) -> str:
+        if pid == process.pid:
+            time.sleep(3 * LIMIT)
+        return reach(pid, path)
+
+    monkeypatch.setattr(procfs, "reach", hang)
+    states = {each.name: each.state for each in look(host).guests}
+    assert (states[slow], states[quick]) == ("silent", "active")
+
+
+def test_named_twice(start: Start, tmp_path: Path) -> None:
+    """By another path to the same socket: once."""
+    one = name()
+    start(one)
+    (tmp_path / "link").symlink_to(tmp_path)
+    path = str(tmp_path / "link" / one)
+    assert find(Host(Sources(sockets=[path], limit=LIMIT)), one).state == "active"
+
+
+def test_unique_names() -> None:
+    """Also beside a guest that has the name of another with its pid."""
+    guests = [Guest("a", 1), Guest("a", 2), Guest("a@1", 3), Guest("a@2'", 4)]
+    make_unique(guests)
+    assert len({guest.name for guest in guests}) == 4
+    assert [guest.name for guest in guests[2:]] == ["a@1", "a@2'"]
 
 
 def test_same_name(start: Start, host: Host, tmp_path: Path) -> None:

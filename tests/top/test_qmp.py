@@ -44,6 +44,17 @@ def test_who_listens(tmp_path: Path) -> None:
             assert session.pid == os.getpid()
 
 
+def test_another_listens(tmp_path: Path) -> None:
+    """Nothing is said to a socket that is not that process's."""
+    heard = []
+    with server(tmp_path / "s", lambda peer: heard.append(peer.recv(99))) as path:
+        with pytest.raises(qmp.NoAnswer) as caught:
+            qmp.ask(path, list(ANSWERS), LIMIT, pid=1)
+        assert caught.value.state == "refused"
+        time.sleep(0.1)
+    assert heard == [b""]
+
+
 def test_unknown_command(tmp_path: Path) -> None:
     """A plain QEMU."""
     with server(tmp_path / "s", good({"query-name": {}})) as path:

@@ -87,12 +87,9 @@ class Host:
 
     def _by_process(self, process: Process, sockets: UnixSockets) -> Subject:
         line = self._lines.get((process.pid, process.started), CommandLine())
-        free = line.sockets
         # one that keeps us waiting may still have a connection that we gave up
-        if (process.pid, process.started) not in self._silent:
-            free = [path for path in free if not is_used(path, sockets)]
-        reached = [procfs.reach(process.pid, path) for path in free]
-        return Subject(process, line, None, reached, bool(line.sockets and not free))
+        silent = (process.pid, process.started) in self._silent
+        return Subject(process, line, used={} if silent else sockets.connected)
 
     def _subjects(
         self, processes: list[Process], sockets: UnixSockets
@@ -108,12 +105,25 @@ class Host:
             known.domain = domain
             if not any(known is each for each in subjects):
                 subjects.append(known)
-        named = {path for each in subjects for path in map(real, each.line.sockets)}
-        for path in self.sources.sockets:
-            if real(path) not in named:
-                busy = (path,) not in self._silent and is_used(path, sockets)
-                subjects.append(Subject(sockets=[path], busy=busy))
-        return subjects
+        return subjects + self._named(subjects)
+
+    def _named(self, subjects: list[Subject]) -> list[Subject]:
+        """Of sockets that we were told, and that are nobody's so far."""
+        if not self.sources.sockets:
+            return []
+        known = {path for each in subjects for path in each.line.sockets}
+        jobs: dict[Hashable, Callable[[], str]] = {
+            ("real", path): partial(os.path.realpath, path)
+            for path in {*known, *self.sources.sockets}
+            if not path.startswith("\0")
+        }
+        found = self._crew.run(jobs, self.sources.limit)
+        real = {found.get(("real", path), path) for path in known}
+        return [
+            Subject(socket=path)
+            for path in self.sources.sockets
+            if found.get(("real", path), path) not in real
+        ]
 
     def _pools(self, daemons: list[int], sockets: UnixSockets) -> dict[str, bool]:
         """Paths, and whether a daemon is known to listen there.
@@ -124,7 +134,7 @@ class Host:
         found = dict.fromkeys(self.sources.pools, True)
         if self.sources.scan:
             for pid in daemons:
-                paths = procfs.listens_at(pid, sockets) or self._named_socket(pid)
+                paths = procfs.held(pid, sockets.listening) or self._named_socket(pid)
                 found |= dict.fromkeys(paths, True)
             rest = [str(path) for path in Path(POOLS).glob("*.sock")]
             rest += [path for line in self._lines.values() for path in line.pools]
@@ -218,18 +228,13 @@ def timed(
     return answer, time.monotonic()
 
 
-def real(path: str) -> str:
-    return path if path.startswith("\0") else os.path.realpath(path)
-
-
-def is_used(path: str, sockets: UnixSockets) -> bool:
-    """By a client, that is served."""
-    return path.replace("\0", "@", 1) in sockets.connected
-
-
 def make_unique(guests: list[Guest]) -> None:
     """Two guests may have the same name; series and rows must not."""
     count = Counter(guest.name for guest in guests)
     for number, guest in enumerate(guests):
         if count[guest.name] > 1:
-            guest.name += f"@{guest.pid or number}"
+            name = f"{guest.name}@{guest.pid or number}"
+            while name in count:
+                name += "'"
+            guest.name = name
+            count[name] = 1

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What /proc says of QEMU's processes and of the daemons of groups.
 
-Nothing here waits for a lock of the process but `words` and `ksm`, which are
-for a Crew.
+Nothing here waits for a lock of the process, or for a file system, but `words`,
+`ksm` and `reach`, which are for a Crew.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,11 @@ from pathlib import Path
 PROC = Path("/proc")
 QEMU = re.compile(r"qemu-system|qemu-kvm|kvm$")
 POOLD = "ksm-poold"
-#: of /proc/net/unix: a socket that listens; one that was accepted
-LISTENS, CONNECTED = 0x10000, "03"
+#: of sock_diag: messages, and states of a socket
+SOCK_DIAG, BY_FAMILY, SHOW_NAME, NAME = 4, 20, 1, 0
+CONNECTED, LISTENS = 1, 10
+HEAD, ASKED = struct.Struct("=IHHII"), struct.Struct("=BBHIIIII")
+TOLD, ATTRIBUTE = struct.Struct("=2xBxI8x"), struct.Struct("=HH")
 #: of a kernel that does not tell its profit
 RMAP_ITEM = 64
 
@@ -109,40 +114,58 @@ def ksm(pid: int) -> KsmStat | None:
 
 @dataclass
 class UnixSockets:
-    """/proc/net/unix."""
+    """Names by inode; the first byte of an abstract one is zero."""
 
-    #: inode -> path
     listening: dict[int, str]
-    #: paths whose listener has accepted a connection that lives
-    connected: set[str]
+    #: a listener's, of connections that it has accepted
+    connected: dict[int, str]
 
 
 def unix_sockets() -> UnixSockets:
-    found = UnixSockets({}, set())
+    """By sock_diag(7).  In /proc/net/unix a name stands as it is, with its line
+    ends: a socket's name can be the line of another one."""
+    found = UnixSockets({}, {})
+    states = 1 << LISTENS | 1 << CONNECTED
+    wanted = ASKED.pack(socket.AF_UNIX, 0, 0, states, 0, SHOW_NAME, 0, 0)
+    # 0x301: a request, for all there are
+    head = HEAD.pack(HEAD.size + len(wanted), BY_FAMILY, 0x301, 0, 0)
     try:
-        lines = (PROC / "net/unix").read_text(errors="replace").splitlines()[1:]
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG) as kernel:
+            kernel.send(head + wanted)
+            while _take(kernel.recv(1 << 16), found):
+                pass
     except OSError:
-        return found
-    for line in lines:
-        parts = line.split(maxsplit=7)
-        if len(parts) < 8:
-            continue
-        # an abstract name is shown with @ in the place of the zero byte
-        if int(parts[3], 16) & LISTENS:
-            found.listening[int(parts[6])] = parts[7]
-        elif parts[5] == CONNECTED:
-            found.connected.add(parts[7])
+        pass  # not in this kernel
     return found
 
 
-def listens_at(pid: int, sockets: UnixSockets) -> list[str]:
-    """The paths of its listening sockets, as far as we may look."""
+def _take(data: bytes, found: UnixSockets) -> bool:
+    """A packet of its answer; false: there is no more."""
+    at = 0
+    while at < len(data):
+        length, kind, *_ = HEAD.unpack_from(data, at)
+        if kind != BY_FAMILY:
+            return False
+        state, inode = TOLD.unpack_from(data, at + HEAD.size)
+        begin = at + HEAD.size + TOLD.size
+        size, attribute = ATTRIBUTE.unpack_from(data, begin)
+        # the name is first, if it has one
+        if attribute == NAME:
+            name = data[begin + ATTRIBUTE.size : begin + size].rstrip(b"\0")
+            names = found.listening if state == LISTENS else found.connected
+            names[inode] = name.decode(errors="replace")
+        at += (length + 3) & ~3
+    return True
+
+
+def held(pid: int, names: dict[int, str]) -> list[str]:
+    """Which of these sockets the process has, as far as we may look."""
     paths = []
     try:
         for link in (PROC / str(pid) / "fd").iterdir():
             match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
-            if match and int(match[1]) in sockets.listening:
-                paths.append(sockets.listening[int(match[1])])
+            if match and int(match[1]) in names:
+                paths.append(names[int(match[1])])
     except OSError:
         pass
     return paths

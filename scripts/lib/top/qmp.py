@@ -97,6 +97,7 @@ class Session:
             if "}" in text:
                 try:
                     value, end = json.JSONDecoder().raw_decode(text)
+                    value = clean(value)
                 except RecursionError:
                     raise NoAnswer("garbled") from None
                 except json.JSONDecodeError as error:
@@ -125,6 +126,12 @@ class Session:
             # else an event
 
 
+def clean(value: Any) -> Any:
+    """Without what no text can hold: JSON can have half a character (\\ud800)."""
+    text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+    return json.loads(text)
+
+
 def _may_go_on(error: json.JSONDecodeError, text: str) -> bool:
     """Is it the end of the text that is wrong?"""
     return error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()) - 6
@@ -137,9 +144,13 @@ def failed(error: Any, command: str) -> None:
         raise NoAnswer("garbled", f"{command}: {found.get('desc', 'failed')}")
 
 
-def ask(path: str, commands: Sequence[str], seconds: float) -> tuple[list[Any], int]:
-    """What the commands return, and the process that listens."""
+def ask(
+    path: str, commands: Sequence[str], seconds: float, pid: int | None = None
+) -> tuple[list[Any], int]:
+    """What the commands return, and the process that listens: @pid, if given."""
     with Session(path, seconds) as session:
+        if pid not in (None, session.pid):
+            raise NoAnswer("refused", f"another process listens at {path}")
         if "QMP" not in session.message():
             raise NoAnswer("garbled")
         session.command("qmp_capabilities")

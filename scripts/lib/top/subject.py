@@ -17,7 +17,10 @@ from top.procfs import Process
 LIBVIRTS = "libvirt has its QMP socket: try --libvirt"
 GIVEN = "another program has its QMP socket"
 #: What an answer that is not as it should be makes of figures.py.
-ODD = (KeyError, TypeError, ValueError, AttributeError, StopIteration)
+ODD = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError),
+    *(StopIteration, TypeError, ValueError),
+)
 
 
 @dataclass(eq=False)
@@ -26,10 +29,10 @@ class Subject:
     process: Process | None = None
     line: CommandLine = field(default_factory=CommandLine)
     domain: Domain | None = None
-    #: paths, as we can use them; first those that nobody uses
-    sockets: list[str] = field(default_factory=list)
-    #: all of them have a client
-    busy: bool = False
+    #: where to ask, if there is no process
+    socket: str = ""
+    #: names of all sockets with a client, by inode
+    used: dict[int, str] = field(default_factory=dict)
 
     #: who it is, from one look to the next
     key: Hashable = None
@@ -42,7 +45,7 @@ class Subject:
         elif self.domain:
             self.key = self.domain.uuid
         else:
-            self.key = tuple(self.sockets)
+            self.key = (self.socket,)
 
     def name(self) -> str:
         if self.domain:
@@ -51,7 +54,7 @@ class Subject:
             return self.line.name
         if self.process:
             return f"pid {self.process.pid}"
-        return self.sockets[0] if self.sockets else "?"
+        return self.socket
 
     def guest(self) -> Guest:
         """As it is without an answer."""
@@ -72,18 +75,26 @@ class Subject:
             stats = self.domain.ask("query-ksm-stats")
             self._sketches = self.domain.ask(more[0]) if stats and more else None
             return stats
-        if self.busy:
-            raise qmp.NoAnswer("busy", LIBVIRTS if self.line.uuid else "")
-        if not self.sockets:
-            text = LIBVIRTS if self.line.uuid else GIVEN
-            raise qmp.NoAnswer("unseen", text if self.line.given else "")
+        path = self.socket or self._reach()
         guest.source = "qmp"
         commands = ["query-name", "query-ksm-stats", *more]
-        (named, stats, *rest), pid = qmp.ask(self.sockets[0], commands, seconds)
+        (named, stats, *rest), pid = qmp.ask(path, commands, seconds, guest.pid)
         self._sketches = rest[0] if rest else None
         if self.process is None:
             self._found(guest, pid, named)
         return stats
+
+    def _reach(self) -> str:
+        """A socket of the process's that nobody uses."""
+        pid, sockets = (self.process.pid if self.process else 0), self.line.sockets
+        used = procfs.held(pid, self.used)
+        free = [path for path in sockets if path not in used]
+        if free:
+            return procfs.reach(pid, free[0])
+        if sockets:
+            raise qmp.NoAnswer("busy", LIBVIRTS if self.line.uuid else "")
+        text = LIBVIRTS if self.line.uuid else GIVEN
+        raise qmp.NoAnswer("unseen", text if self.line.given else "")
 
     def _found(self, guest: Guest, pid: int, named: Any) -> None:
         """Of a socket that was named it is known only now whose it is."""
@@ -103,8 +114,6 @@ class Subject:
         stat = None
         try:
             stat = figures.fill(guest, self._questions(guest, seconds, sketch))
-            if self._sketches:
-                guest.sketch = similar.sketch_of(self._sketches[0])
             if guest.answered:
                 guest.reasons = [] if guest.state == "plain" else guest.reasons
         except qmp.NoAnswer as why:
@@ -115,6 +124,10 @@ class Subject:
             # what was filled in may be wrong, too
             guest = self.guest()
             guest.unanswered("garbled")
+        try:
+            guest.sketch = similar.sketch_of(self._sketches[0])
+        except ODD:
+            pass  # it has none, or an odd one: its figures are none the worse
         if stat is None and guest.pid is not None:
             stat = procfs.ksm(guest.pid)
         figures.fill_kernel(guest, stat, kernel)
