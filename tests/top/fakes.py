@@ -35,6 +35,7 @@ BACKEND = {
     "zero-pages": 700,
     "metadata": 2_100_000,
     "page-tables": 310_000,
+    # with a guess at what ksmd saves: not to be added to what it does save
     "profit": 20_000_000,
     "scan-time": 1_500_000_000,
     "merge-time": 250_000_000,

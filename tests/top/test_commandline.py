@@ -90,6 +90,7 @@ def test_name(text: str, name: str | None) -> None:
         ),
         ("memory-backend-ksm,id=r,group=a,group-socket=/tmp/x", ["/tmp/x"]),
         ('{"qom-type":"memory-backend-ksm","group":"a"}', ["/run/ksm-pool/a.sock"]),
+        ("memory-backend-ksm,id=r,group-socket=/tmp/x", ["/tmp/x"]),
         ("memory-backend-ksm,id=r,size=1G", []),
         ("memory-backend-ram,id=r,group=a", []),
         ("{broken", []),

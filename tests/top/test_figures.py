@@ -32,7 +32,7 @@ def test_group() -> None:
     assert guest.saved.total == 4000 * 4096
     assert guest.cost.cpu_seconds == pytest.approx(1.8)
     assert (guest.cost.metadata, guest.cost.page_tables) == (2_100_000, 310_000)
-    assert guest.profit == 20_000_000
+    assert guest.profit == 4000 * 4096 - 2_410_000
     assert guest.stall is not None and guest.stall.count == 321
     assert guest.stall.p99 == pytest.approx(0.00087)
     assert guest.stall.max == pytest.approx(0.0024)
@@ -54,7 +54,6 @@ def test_two_objects() -> None:
             {"kind": "vma-limit", "text": "no more mappings", "pages": 44},
         ],
         "zero-pages": 33,
-        "profit": -5_000_000,
         "resident": 1_000_000,
     }
     guest = filled(BACKEND, other)
@@ -69,7 +68,7 @@ def test_two_objects() -> None:
     assert guest.saved.group == 1300 * 4096
     assert guest.cost.cpu_seconds == pytest.approx(1.8)
     assert guest.cost.metadata == 4_200_000
-    assert guest.profit == 15_000_000
+    assert guest.profit == guest.saved.total - 4_820_000
     assert guest.resident == 401_000_000
     assert guest.stall is not None and guest.stall.count == 321
 
@@ -120,7 +119,16 @@ def test_ours_and_the_kernels() -> None:
     figures.fill_kernel(guest, KsmStat(100, 0, 6400), Kernel())
     assert guest.saved.total == (2700 + 1300 + 100) * 4096
     assert guest.cost.metadata == 2_106_400
-    assert guest.profit == 20_000_000 + 100 * 4096 - 6400
+    # ksmd's part counts once
+    assert guest.profit == guest.saved.total - 2_106_400 - 310_000
+
+
+def test_kernels_zero_pages() -> None:
+    """Part of what the kernel saves, and no measure for the others."""
+    guest = Guest("one")
+    kernel = Kernel(saved=1750 * 4096, zero=1000 * 4096, shared=250 * 4096)
+    figures.fill_kernel(guest, KsmStat(100, 8, 0), kernel)
+    assert guest.saved.kernel == (75 + 8) * 4096
 
 
 @pytest.mark.parametrize("given", [None, stats()])
@@ -154,6 +162,12 @@ def test_no_daemon() -> None:
         {"state": "asleep"},
         {"state": None},
         {"scan-time": "long"},
+        {"scan-time": 10**400},
+        {"size": float("inf")},
+        {"size": float("nan")},
+        {"zero-pages": 1 << 64},
+        {"stall": BACKEND["stall"] | {"max": 1e999}},  # type: ignore[operator]
+        {"group": BACKEND["group"] | {"members": "two"}},  # type: ignore[operator]
         {"reasons": 5},
         {"reasons": [{}]},
         {"stall": {}},
@@ -167,6 +181,13 @@ def test_odd_answers(broken: dict[str, Any]) -> None:
 
     with pytest.raises(ODD):
         filled(BACKEND | broken)
+
+
+def test_odd_process() -> None:
+    from top.subject import ODD
+
+    with pytest.raises(ODD):
+        filled(BACKEND, process={"pages-merged": 10**400})
 
 
 def test_names_are_the_schemas() -> None:
@@ -195,4 +216,4 @@ def test_total() -> None:
     assert total.cost.metadata == 4_201_000
     assert total.cost.page_tables == 620_000
     assert total.cost.cpu_seconds == pytest.approx(1.8 * 2 + 0.5)
-    assert total.profit == 40_000_000 - 1000
+    assert total.profit == 7300 * 4096 - 2 * 2_410_000 - 1000

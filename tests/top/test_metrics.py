@@ -87,7 +87,7 @@ def test_values(families: list[Metric]) -> None:
         assert value("domain_cpu_seconds_total", domain=name) == pytest.approx(1.8)
         assert value("domain_metadata_bytes", domain=name) == 2_100_000
         assert value("domain_page_tables_bytes", domain=name) == 310_000
-        assert value("domain_profit_bytes", domain=name) == 20_000_000
+        assert value("domain_profit_bytes", domain=name) == 4000 * 4096 - 2_410_000
         assert value("domain_stalls_total", domain=name) == 321
         p99 = value("domain_stall_p99_seconds", domain=name)
         assert p99 == pytest.approx(0.00087)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pty
@@ -16,6 +17,8 @@ import pytest
 from fakes import BACKEND, good, server, stats
 
 from host.paths import TOP
+from tools import ksm_top
+from top.collect import Host, Sources
 
 ANSWERS = {"query-name": {"name": "one"}, "query-ksm-stats": stats(BACKEND)}
 PROGRAM = str(TOP / "scripts/ksm-top")
@@ -58,7 +61,7 @@ def test_json(words: list[str]) -> None:
         "total": 4000 * 4096,
     }
     assert guest["stall"]["p99"] == pytest.approx(0.00087)
-    assert found["total"]["profit"] == 20_000_000
+    assert found["total"]["profit"] == 4000 * 4096 - 2_410_000
     # a filter leaves the total of the host
     found = json.loads(run(words, "--json", "--filter", "profit<0"))
     assert found["guests"] == [] and found["total"]["guests"] == 1
@@ -89,6 +92,31 @@ def test_metrics(words: list[str], tmp_path: Path) -> None:
     assert run(words, "--openmetrics", "-").endswith("\n# EOF\n")
     text = run(words, "--openmetrics", "/none/x.prom", code=1)
     assert "cannot write /none/x.prom" in text
+
+
+def test_half_a_character(tmp_path: Path) -> None:
+    """JSON can have it, a file cannot."""
+    odd = BACKEND | {"scope": "\ud800", "reasons": []}
+    answers = {"query-name": {"name": "a\udfffb"}, "query-ksm-stats": stats(odd)}
+    with server(tmp_path / "s", good(answers), clients=9) as path:
+        words = [PROGRAM, "--no-scan", "--qmp", path]
+        path = str(tmp_path / "x.prom")
+        run(words, "--openmetrics", path)
+        assert 'qemu_ksm_domain_up{domain="a?b"} 1' in Path(path).read_text()
+        assert 'scope="?"' in run(words, "--openmetrics", "-")
+
+
+def test_notes_are_no_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the terminal, that is."""
+    args = argparse.Namespace(openmetrics=str(tmp_path / "x.prom"), filter=[])
+    args.names, args.sort, args.reverse = [], "saved", False
+    host = Host(Sources(scan=False))
+    snapshot = host.look()
+    host.notes = ["cannot connect to \x1b[2J\nxen"]
+    ksm_top.View(args, host).metrics(snapshot)
+    assert capsys.readouterr().err == "ksm-top: cannot connect to ?[2J?xen\n"
 
 
 def test_picture(words: list[str], tmp_path: Path) -> None:

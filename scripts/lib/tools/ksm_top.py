@@ -194,7 +194,9 @@ class View:
         shown = replace(snapshot, guests=self.shown(snapshot))
         output.write(path, metrics.text(shown, openmetrics=form))
         for note in self.host.notes:
-            print(f"ksm-top: {note}", file=sys.stderr)
+            # of a libvirt's words a terminal might make commands
+            plain = "".join(each if each.isprintable() else "?" for each in note)
+            print(f"ksm-top: {plain}", file=sys.stderr)
 
     def table(self, snapshot: Snapshot) -> None:
         # only here: what the others print needs no rich

@@ -65,9 +65,11 @@ def socket_of(chardev: dict[str, str]) -> str | None:
 
 
 def pool_of(memory: dict[str, str]) -> str | None:
-    if memory.get("qom-type") != "memory-backend-ksm" or "group" not in memory:
+    """scope=host has one even if none is named: not every host has its daemon."""
+    if memory.get("qom-type") != "memory-backend-ksm":
         return None
-    return memory.get("group-socket", f"{POOLS}/{memory['group']}.sock")
+    named = f"{POOLS}/{memory['group']}.sock" if "group" in memory else None
+    return memory.get("group-socket", named)
 
 
 def parse(words: Sequence[str]) -> CommandLine:

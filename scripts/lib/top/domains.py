@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from host.exits import Lacking
-from top.qmp import NoAnswer, failed
+from top.qmp import NoAnswer, clean, failed
 
 PACKAGE = "python3-libvirt"
 
@@ -33,7 +33,7 @@ class Domain:
             )
         except Exception as error:  # libvirt.libvirtError, which mypy cannot see
             raise NoAnswer(*self._why(error)) from None
-        answer = json.loads(text)
+        answer = clean(json.loads(text))
         if "error" in answer:
             return failed(answer["error"], command)
         return answer["return"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from top.model import PAGE, Group, Guest, Kernel, Reason, Stall, add
+from top.model import PAGE, Group, Guest, Kernel, Reason, Stall, add, number, total_of
 from top.procfs import KsmStat
 
 #: What is to be seen first, of a guest with several objects.
@@ -18,17 +18,21 @@ STATES = ("inhibited", "active", "idle", "off")
 
 def pages(backends: list[dict[str, Any]], name: str) -> int | None:
     """Bytes of them all; None if none has it."""
-    found = [int(each[name]) for each in backends if name in each]
+    found = [number(each[name]) for each in backends if name in each]
     return sum(found) * PAGE if found else None
 
 
 def plain_bytes(backends: list[dict[str, Any]], name: str) -> int | None:
-    found = [int(each[name]) for each in backends if name in each]
+    found = [number(each[name]) for each in backends if name in each]
     return sum(found) if found else None
 
 
+def if_given(given: dict[str, Any], name: str) -> int | None:
+    return number(given[name]) if name in given else None
+
+
 def reason(given: dict[str, Any]) -> Reason:
-    size = int(given["pages"]) * PAGE if "pages" in given else None
+    size = number(given["pages"]) * PAGE if "pages" in given else None
     return Reason(str(given["kind"]), str(given["text"]), size)
 
 
@@ -58,14 +62,13 @@ def fill_engine(guest: Guest, backends: list[dict[str, Any]]) -> None:
         pages(backends, "pages-sharing"), pages(backends, "zero-pages")
     )
     names = ("scan-time", "merge-time", "log-time")
-    guest.cost.cpu_seconds = sum(int(engine.get(name, 0)) for name in names) / 1e9
+    guest.cost.cpu_seconds = sum(number(engine.get(name, 0)) for name in names) / 1e9
     guest.cost.metadata = plain_bytes(backends, "metadata")
     guest.cost.page_tables = plain_bytes(backends, "page-tables")
-    guest.profit = plain_bytes(backends, "profit")
     if "stall" in engine:
         stall = engine["stall"]
-        times = (int(stall[name]) / 1e9 for name in ("p50", "p99", "max"))
-        guest.stall = Stall(int(stall["count"]), *times)
+        times = (number(stall[name]) / 1e9 for name in ("p50", "p99", "max"))
+        guest.stall = Stall(number(stall["count"]), *times)
 
 
 def fill_group(guest: Guest, backends: list[dict[str, Any]]) -> None:
@@ -75,11 +78,11 @@ def fill_group(guest: Guest, backends: list[dict[str, Any]]) -> None:
     guest.group = Group(
         name=str(group["name"]),
         connected=bool(group["connected"]),
-        members=group.get("members"),
-        pool=group.get("pool-bytes"),
-        limit=group.get("pool-limit"),
+        members=if_given(group, "members"),
+        pool=if_given(group, "pool-bytes"),
+        limit=if_given(group, "pool-limit"),
     )
-    guest.saved.group = int(group["saved"]) * PAGE if "saved" in group else 0
+    guest.saved.group = number(group["saved"]) * PAGE if "saved" in group else 0
 
 
 def fill_kernel(guest: Guest, stat: KsmStat | None, kernel: Kernel) -> None:
@@ -91,15 +94,19 @@ def fill_kernel(guest: Guest, stat: KsmStat | None, kernel: Kernel) -> None:
     if stat is not None:
         add_kernel(guest, stat, kernel)
     guest.saved.sum_up()
+    # not QEMU's: that has a guess at what ksmd saves, and not what it costs
+    if guest.saved.total is not None:
+        costs = total_of([guest.cost.metadata, guest.cost.page_tables])
+        guest.profit = guest.saved.total - costs
 
 
 def add_kernel(guest: Guest, stat: KsmStat, kernel: Kernel) -> None:
     part = 1.0
     if kernel.saved is not None and kernel.shared:
-        part = kernel.saved / (kernel.saved + kernel.shared)
+        merged = kernel.saved - (kernel.zero or 0)
+        part = merged / (merged + kernel.shared)
     guest.saved.kernel = int(stat.merged * part + 0.5) * PAGE + stat.zero * PAGE
     guest.cost.metadata = add_bytes(guest.cost.metadata, stat.metadata)
-    guest.profit = add_bytes(guest.profit, guest.saved.kernel, -(stat.metadata or 0))
 
 
 def add_bytes(*values: int | None) -> int | None:
@@ -111,10 +118,10 @@ def process_stat(given: dict[str, Any]) -> KsmStat | None:
     """The member 'process', for who may not read /proc/PID/ksm_stat."""
     if "pages-merged" not in given:
         return None
-    merged, zero = int(given["pages-merged"]), int(given.get("zero-pages", 0))
+    merged, zero = number(given["pages-merged"]), number(given.get("zero-pages", 0))
     metadata = None
     if "profit" in given:
-        metadata = (merged + zero) * PAGE - int(given["profit"])
+        metadata = (merged + zero) * PAGE - number(given["profit"])
     return KsmStat(merged, zero, metadata)
 
 

@@ -20,11 +20,12 @@ class KernelReader:
         if self._ksmd is None:
             self._ksmd = ksmsys.ksmd_pid()
         shared, sharing = ksmsys.read("pages_shared"), ksmsys.read("pages_sharing")
-        run = ksmsys.read("run")
+        run, zero = ksmsys.read("run"), ksmsys.read("ksm_zero_pages")
         kernel = Kernel(
             running=None if run is None else run == 1,
             shared=None if shared is None else shared * PAGE,
-            saved=None if sharing is None else sharing * PAGE,
+            saved=None if sharing is None else (sharing + (zero or 0)) * PAGE,
+            zero=None if zero is None else zero * PAGE,
             profit=ksmsys.read("general_profit"),
             pages_to_scan=ksmsys.read("pages_to_scan"),
             full_scans=ksmsys.read("full_scans"),

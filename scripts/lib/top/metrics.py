@@ -62,7 +62,8 @@ FAMILIES = {
     "pool_refused_pages": "Pages that the daemon did not take, by what was short.",
     "ksmd_running": "Whether the kernel's ksmd runs.",
     "ksmd_cpu_seconds": "CPU time of ksmd since boot.",
-    "ksmd_saved_bytes": "Memory that ksmd saves, of all programs of the host.",
+    "ksmd_saved_bytes": "Memory that ksmd saves, zero pages too, of all programs of "
+    "the host.",
     "ksmd_profit_bytes": "That, less the memory ksmd needs.",
     "collect_duration_seconds": "How long it took to ask everybody.",
     "collect_timestamp_seconds": "When everybody was asked.",

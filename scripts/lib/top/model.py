@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 PAGE = 4096
 
@@ -24,6 +25,13 @@ UNANSWERED = {
     "garbled": "what answers does not speak QMP as it should",
     "unseen": "no QMP socket of it can be reached",
 }
+
+
+def number(given: Any) -> int:
+    """One that another program gave, as a file or an answer has it."""
+    if not isinstance(given, int) or abs(given) >= 1 << 64:
+        raise ValueError(f"{given!r:.40} is no number of 64 bits")
+    return given
 
 
 def add(*values: float | None) -> float | None:
@@ -172,7 +180,9 @@ class Kernel:
 
     running: bool | None = None
     shared: int | None = None
+    #: also by zero pages
     saved: int | None = None
+    zero: int | None = None
     profit: int | None = None
     pages_to_scan: int | None = None
     full_scans: int | None = None
