@@ -401,10 +401,10 @@ bool ksm_engine_get_group(KsmEngine *engine, KsmGroupStats *stats);
 
 /*
  * What is in the memory of an engine, for comparing it with that of others: of
- * two sketches with the same key the KSM_SKETCH_SIZE least of all their hashes
- * are looked at, and the share of those that are in both is, but for chance,
- * the share of all their contents that is.  Zeroes are left out, and so are
- * pages not looked at yet, and those that the kernel has merged.
+ * two sketches with the same key the hashes are looked at up to where the first
+ * whole one ends.  Those that are in both are to all contents that are as that
+ * end is to 2^32, but for chance.  Zeroes are left out, and so are pages not
+ * looked at yet, and those that the kernel has merged.
  *
  * Members of one group have one key; where the daemon is given one, those of
  * different hosts do (ksm-poold --key).  Who has a sketch and the key can tell
@@ -413,9 +413,9 @@ bool ksm_engine_get_group(KsmEngine *engine, KsmGroupStats *stats);
 #define KSM_SKETCH_SIZE 1024
 
 typedef struct KsmSketch {
-    uint64_t key;           /* which hash it was: the hash of zeroes */
+    uint64_t key;           /* which hash it was: of its seed, by SHA-256 */
     uint64_t pages;         /* whose content is known */
-    uint64_t contents;      /* different ones among them */
+    uint64_t contents;      /* different ones: within 3 % as a rule */
     unsigned n;             /* hashes */
     uint32_t least[KSM_SKETCH_SIZE];    /* in order */
 } KsmSketch;

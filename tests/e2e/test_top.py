@@ -106,7 +106,7 @@ def expected(guest: Guest, stats: dict[str, Any]) -> dict[str, Any]:
         "cpu": sum(one.get(name, 0) for name in times) / 1e9,
         "metadata": one["metadata"],
         "page_tables": one["page-tables"],
-        "profit": one["profit"],
+        "profit": profit(one),
         "stalls": one["stall"]["count"],
         "p50": one["stall"]["p50"] / 1e9,
         "p99": one["stall"]["p99"] / 1e9,
@@ -115,6 +115,14 @@ def expected(guest: Guest, stats: dict[str, Any]) -> dict[str, Any]:
         "connected": one["group"]["connected"],
         "members": one["group"]["members"],
     }
+
+
+def profit(one: dict[str, Any]) -> int:
+    """QEMU's own is the same, as near as it knows what the group saves."""
+    saved = one["pages-sharing"] + one["zero-pages"] + one["group"]["saved"]
+    worked_out = saved * PAGE - one["metadata"] - one["page-tables"]
+    assert int(one["profit"]) == pytest.approx(worked_out, rel=0.1)
+    return int(worked_out)
 
 
 def shown(guest: dict[str, Any]) -> dict[str, Any]:
@@ -353,6 +361,7 @@ def test_similar_guests(pair: list[Guest], daemon: Poold) -> None:
     pages = [contents(one) for one in pair]
     both = len(pages[0] & pages[1])
     (found,) = json.loads(ksm_top("--json", "--similar", "top*"))["pairs"]
-    assert found["shared"] / PAGE == pytest.approx(both, rel=0.1)
+    # four standard deviations, or nearly
+    assert found["shared"] / PAGE == pytest.approx(both, rel=0.15)
     for known, one in zip(pages, look("--sketch", "top*")["guests"], strict=True):
-        assert one["sketch"]["contents"] == pytest.approx(len(known), rel=0.05)
+        assert one["sketch"]["contents"] == pytest.approx(len(known), rel=0.125)

@@ -2,9 +2,9 @@
 """Which guests would share how much memory, by their sketches.
 
 A sketch has the least hashes of what a guest has in memory: a sample, the same
-one in every guest (query-ksm-sketches).  Of two guests the least of all their
-hashes are a sample of both together, and the share of those that are in both
-estimates the share of all that is.  What is read of another host is not trusted.
+one in every guest (query-ksm-sketches).  Of two guests all hashes are known up to
+where the first sample ends.  Those of them that are in both are to all that are
+as that end is to 2^32.  What is read of another host is not trusted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from host.exits import Failure
-from top.model import PAGE, Sketch
+from top.model import PAGE, Sketch, number
+from top.qmp import clean
 
 #: Hashes that a whole sketch has: with fewer it has all there are.
 WHOLE = 1024
@@ -48,16 +49,13 @@ class Pair:
 
 
 def common(one: Sketch, other: Sketch) -> float:
-    """Contents that are in both: an estimate, exact where both are whole."""
+    """Contents that are in both: an estimate, exact where all are known."""
     mine, theirs = set(one.least), set(other.least)
     # beyond the last of a sample that is cut nothing is known of it
     ends = [each.least[-1] for each in (one, other) if len(each.least) >= WHOLE]
     end = min(ends, default=LARGEST)
-    union = sorted(each for each in mine | theirs if each <= end)[:WHOLE]
-    both = sum(each in mine and each in theirs for each in union)
-    if not union:
-        return 0.0
-    return both / (len(union) + both) * (one.contents + other.contents)
+    both = sum(each < end for each in mine & theirs)
+    return both * LARGEST / end if end else 0.0
 
 
 def pairs(guests: Iterable[Known]) -> tuple[list[Pair], int]:
@@ -88,13 +86,12 @@ def sketch_of(given: Any) -> Sketch:
 
     Raises KeyError, TypeError or ValueError where it is something else.
     """
-    least = [int(each) for each in given["least"]]
+    least = [number(each) for each in given["least"]]
     ordered = all(a < b for a, b in zip(least, least[1:], strict=False))
     if not ordered or len(least) > WHOLE or any(not 0 <= x < LARGEST for x in least):
         raise ValueError("a sketch has up to 1024 numbers of 32 bits, in order")
-    found = Sketch(
-        int(given["key"]), int(given["pages"]), int(given["contents"]), least
-    )
+    key, pages, contents = (number(given[x]) for x in ("key", "pages", "contents"))
+    found = Sketch(key, pages, contents, least)
     if not 0 <= found.contents <= found.pages < 1 << 48:
         raise ValueError("a sketch has no more contents than pages")
     return found
@@ -104,7 +101,7 @@ def of_file(path: str) -> Iterator[Known]:
     """What ksm-top --sketch --json wrote on another host."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-        for guest in json.loads(text)["guests"]:
+        for guest in clean(json.loads(text))["guests"]:
             if guest["sketch"] is not None:
                 yield Known(str(guest["name"]), path, sketch_of(guest["sketch"]))
     except OSError as error:

@@ -51,6 +51,9 @@ static bool page_hash(KsmEngine *e, const KsmRegion *r, size_t page,
     case PAGE_EQUAL:
         break;
     case PAGE_MERGED:
+        if (store_stale(e->content.store, tag)) {
+            return false;       /* its tag is of another seed */
+        }
         tag = store_tag(e->content.store, tag);
         break;
     case PAGE_BROKEN:
@@ -65,21 +68,6 @@ static bool page_hash(KsmEngine *e, const KsmRegion *r, size_t page,
     return true;
 }
 
-/* Of those that are equal, and no slot, one is: what stands in the index. */
-static bool is_first(const KsmRegion *r, size_t page)
-{
-    switch (page_state(r, page)) {
-    case PAGE_UNIQUE:
-        return true;
-    case PAGE_EQUAL:
-        return r->state[page] & PAGE_INDEXED;
-    case PAGE_BROKEN:
-        return !(r->state[page] & PAGE_AGAIN);
-    default:
-        return false;
-    }
-}
-
 static void chunk_sketch(KsmEngine *e, const KsmRegion *r, size_t chunk,
                          KsmSketch *s)
 {
@@ -89,10 +77,35 @@ static void chunk_sketch(KsmEngine *e, const KsmRegion *r, size_t chunk,
     for (unsigned i = 0; i < CHUNK_PAGES; i++, page++) {
         if (page_hash(e, r, page, &hash)) {
             s->pages++;
-            s->contents += is_first(r, page);
             sketch_add(s, hash);
         }
     }
+}
+
+/*
+ * How many hashes there are, by how near together the least of them are.  (No
+ * state tells which page is the first with its content, once merging it was not
+ * worth it.)
+ */
+static uint64_t sketch_contents(const KsmSketch *s)
+{
+    if (s->n < KSM_SKETCH_SIZE) {
+        return s->n;
+    }
+    return MIN(((s->n - 1ULL) << 32) / s->least[s->n - 1], s->pages);
+}
+
+/* Nobody learns the seed from it. */
+static uint64_t sketch_key(uint64_t seed)
+{
+    g_autoptr(GChecksum) sum = g_checksum_new(G_CHECKSUM_SHA256);
+    uint64_t digest[4];
+    gsize len = sizeof(digest);
+
+    seed = GUINT64_TO_LE(seed);
+    g_checksum_update(sum, (const guchar *)&seed, sizeof(seed));
+    g_checksum_get_digest(sum, (guint8 *)digest, &len);
+    return GUINT64_FROM_LE(digest[0]);
 }
 
 bool ksm_engine_get_sketch(KsmEngine *engine, KsmSketch *sketch)
@@ -114,8 +127,8 @@ bool ksm_engine_get_sketch(KsmEngine *engine, KsmSketch *sketch)
         lock_take(&e->lock);
     }
     if (has) {
-        sketch->key = e->hasher.zero;
-        sketch->contents += store_stats(e->content.store).shared;
+        sketch->key = sketch_key(e->hasher.seed);
+        sketch->contents = sketch_contents(sketch);
     }
     lock_release(&e->lock);
     return has;
