@@ -102,6 +102,11 @@ def test_pools(text: str, pools: list[str]) -> None:
     assert of(f"-object {text} -object {text}").pools == pools
 
 
+def test_no_words() -> None:
+    """A process can have none."""
+    assert parse([]) == CommandLine()
+
+
 def test_probe() -> None:
     """libvirt asks a QEMU what it can do: no guest."""
     assert of("-machine none,accel=kvm:tcg").probe

@@ -40,7 +40,7 @@ def properties(text: str, first: str = "") -> dict[str, str]:
 def options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """-option VALUE; an option without a value has the next one's name, which
     nobody asks for."""
-    for word, value in zip(words, [*words[1:], ""], strict=True):
+    for word, value in zip(words, [*words[1:], ""], strict=False):
         if word.startswith("-"):
             yield word.lstrip("-"), value
 
