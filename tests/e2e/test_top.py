@@ -152,7 +152,7 @@ def look(*words: str) -> dict[str, Any]:
 
 
 def test_figures_are_the_guests(
-    pair: list[Guest], daemon: Poold, knobs: ksmsys.KsmKnobs
+    knobs: ksmsys.KsmKnobs, pair: list[Guest], daemon: Poold
 ) -> None:
     """To the byte, while nothing moves: neither they, the daemon nor ksmd."""
     for one in pair:
