@@ -366,20 +366,37 @@ typedef struct Rest {
     double wait;
 } Rest;
 
+/* When a line was written: "THREAD@SECONDS:" or, since QEMU 10.2, a date. */
+static double log_time(const char *line)
+{
+    g_autofree char *date = g_strndup(line, strcspn(line, " "));
+    g_autoptr(GDateTime) time = g_date_time_new_from_iso8601(date, NULL);
+    double at = 0;
+
+    if (time) {
+        return g_date_time_to_unix(time) + g_date_time_get_seconds(time) -
+               g_date_time_get_second(time);
+    }
+    g_assert_cmpint(sscanf(line, "%*d@%lf:", &at), ==, 1);
+    return at;
+}
+
 static Rest rest_read(const char *log)
 {
     FILE *f = fopen(log, "re");
     g_autofree char *line = NULL;
     size_t capacity = 0;
     Rest rest = { };
-    double at;
     int64_t wait;
 
     g_assert_nonnull(f);
     while (getline(&line, &capacity, f) >= 0) {
-        if (sscanf(line, "%*d@%lf:ksm_step runner %*s wait %" SCNd64 " ns\n",
-                   &at, &wait) == 2) {
-            rest = (Rest) { rest.count + 1, at, wait / 1e9 };
+        const char *step = strstr(line, "ksm_step runner");
+
+        /* the last line may be half written */
+        if (step && sscanf(step, "ksm_step runner %*s wait %" SCNd64 " ns",
+                           &wait) == 1 && strchr(step, '\n')) {
+            rest = (Rest) { rest.count + 1, log_time(line), wait / 1e9 };
         }
     }
     fclose(f);

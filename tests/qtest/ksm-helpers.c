@@ -111,12 +111,26 @@ int ksm_fault_exec(int argc, char **argv)
     return 99;
 }
 
+/*
+ * qtest_init() with another command in the place of QEMU.  libqtest has
+ * functions for that too, which other versions of QEMU call otherwise.
+ */
+static QTestState *init_command(const char *command, const char *args)
+{
+    g_autofree char *binary = g_strdup(getenv("QTEST_QEMU_BINARY"));
+    QTestState *qts;
+
+    g_setenv("QTEST_QEMU_BINARY", command, true);
+    qts = qtest_init(args);
+    g_setenv("QTEST_QEMU_BINARY", binary, true);
+    return qts;
+}
+
 QTestState *ksm_init_fault(const KsmFault *fault, const char *args)
 {
     g_autofree char *command = ksm_fault_command(fault);
 
-    g_setenv("QTEST_QEMU_BINARY_FAULT", command, true);
-    return qtest_init_with_env("QTEST_QEMU_BINARY_FAULT", args, true);
+    return init_command(command, args);
 }
 
 QTestState *ksm_init_sysfs(const char *dir, const char *args)
@@ -135,8 +149,7 @@ QTestState *ksm_init_sysfs(const char *dir, const char *args)
     fprintf(file, "exec %s \"$@\"\n", getenv("QTEST_QEMU_BINARY"));
     fclose(file);
     command = g_strdup_printf("unshare -m sh -e %s", script);
-    g_setenv("QTEST_QEMU_BINARY_SYSFS", command, true);
-    qts = qtest_init_with_env("QTEST_QEMU_BINARY_SYSFS", args, true);
+    qts = init_command(command, args);
     unlink(script);
     return qts;
 }
