@@ -84,14 +84,9 @@ need_venv() {
     hash -r
 }
 
-# private_apt RELEASE...: a private apt configuration in $cache/apt that knows
-# the given Debian releases (binary and source), with the mirror taken from
-# this machine's own sources and nothing of the machine changed.  Sets
-# PRIVATE_APT, the options for apt-get.  PRIVATE_APT_DIR names another
-# directory, for a release whose absence must not stop the others.
-private_apt() {
-    local dir=${PRIVATE_APT_DIR:-$cache/apt} mirror release key
-    need_apt dpkg-dev ca-certificates debian-archive-keyring
+# debian_mirror: prints the address of the mirror in this machine's own sources.
+debian_mirror() {
+    local mirror
     # apt-get expands these, not the shell
     # shellcheck disable=SC2016
     mirror=$(apt-get indextargets --format '$(SITE) $(ORIGIN) $(LABEL)' 2>/dev/null |
@@ -104,6 +99,18 @@ private_apt() {
                  grep -E '/debian/?$' | head -n 1)
     fi
     [ -n "$mirror" ] || die "no Debian mirror in this machine's apt sources"
+    printf '%s\n' "$mirror"
+}
+
+# private_apt RELEASE...: a private apt configuration in $cache/apt that knows
+# the given Debian releases (binary and source), with the mirror taken from
+# this machine's own sources and nothing of the machine changed.  Sets
+# PRIVATE_APT, the options for apt-get.  PRIVATE_APT_DIR names another
+# directory, for a release whose absence must not stop the others.
+private_apt() {
+    local dir=${PRIVATE_APT_DIR:-$cache/apt} mirror release key
+    need_apt dpkg-dev ca-certificates debian-archive-keyring
+    mirror=$(debian_mirror) || exit 1
     mkdir -p "$dir/lists/partial" "$dir/archives/partial" "$dir/etc"
     : >"$dir/etc/sources.list.new"
     key=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -155,6 +162,47 @@ fetch_source() {
         touch .complete
     ) 9>"$cache/sources.lock" || die "could not fetch the source of $package from $release"
     printf '%s\n' "$dir"
+}
+
+# fetch_pinned NAME FOLDER PINS: the same for a version that releases pass by:
+# files of FOLDER in the mirror's pool, into $cache/sources/NAME.  PINS has what
+# sha256sum prints for them.
+fetch_pinned() {
+    local name=$1 folder=$2 pins=$3 dir=$cache/sources/$1 mirror sum file
+    mkdir -p "$dir"
+    (
+        flock 9
+        [ "$(cat "$dir/.complete" 2>/dev/null)" = "$pins" ] && exit 0
+        need_apt apt ca-certificates
+        mirror=$(debian_mirror) || exit 1
+        say "fetching the source $name"
+        cd "$dir" && rm -f -- * || exit 1
+        while read -r sum file; do
+            /usr/lib/apt/apt-helper -q -o Acquire::Retries=3 \
+                -o APT::Sandbox::User= download-file "${mirror%/}/$folder/$file" \
+                "$dir/$file" "SHA256:$sum" >>fetch.log 2>&1 </dev/null ||
+                { cat fetch.log >&2; exit 1; }
+        done <<<"$pins"
+        sha256sum --check --quiet <<<"$pins" >&2 || exit 1
+        printf '%s\n' "$pins" >.complete
+    ) 9>"$cache/sources.lock" || die "could not fetch the source $name"
+    printf '%s\n' "$dir"
+}
+
+# The versions of QEMU that are built and tested; the first is the default.
+QEMU_VERSIONS=(10.0 10.2)
+export QEMU_VERSIONS
+
+# fetch_qemu VERSION: QEMU's source package, as fetch_source has it.
+fetch_qemu() {
+    case $1 in
+    10.0) fetch_source qemu trixie ;;
+    10.2) fetch_pinned qemu-10.2.2 pool/main/q/qemu "\
+f1684b3aa5ec500c3389d346c6501dee45041ea91656c6556d4da9023b7987dd  qemu_10.2.2+ds-1.dsc
+be05230fe47a6937cd29f28f562932c8125f9c93c2a82c625198f7a4aa601dfb  qemu_10.2.2+ds.orig.tar.xz
+ddf75aceab4f8f77374f3cb34fc97b41514895aeb293ce8b2ddd5e072bb0f5c0  qemu_10.2.2+ds-1.debian.tar.xz" ;;
+    *) die "no source of QEMU $1, only of ${QEMU_VERSIONS[*]}" ;;
+    esac
 }
 
 # fetch_unpacked PACKAGE RELEASE: unpacks a Debian package, without those it
