@@ -55,6 +55,8 @@ def qemu_binary() -> Path:
 def need_qemu() -> Path:
     """Builds QEMU if that has not been done, and returns the binary."""
     binary = qemu_binary()
+    if not binary.exists() and "QEMU_KSM_QEMU" in os.environ:
+        raise GuestError(f"QEMU_KSM_QEMU names {binary}, which is not there")
     if not binary.exists():
         # its progress goes to stderr: our stdout is the caller's
         done = subprocess.run(

@@ -136,9 +136,15 @@ class Step:
         result = self.simple(title, *command)
         return result if result.failed else None
 
-    def counted(self, title: str, *command: str | Path, minutes: float = 20) -> Result:
+    def counted(
+        self,
+        title: str,
+        *command: str | Path,
+        minutes: float = 20,
+        env: dict[str, str] | None = None,
+    ) -> Result:
         """A command that ends with 'N passed, N failed, N skipped'."""
-        code, lines = self.run(*command, minutes=minutes)
+        code, lines = self.run(*command, minutes=minutes, env=env)
         result = Result()
         closing = [match for line in lines if (match := CLOSING.match(line))]
         if closing:
@@ -354,28 +360,56 @@ def step_tsan(step: Step) -> Result:
     return sanitized(step, "libksm-tsan", "thread")
 
 
-def with_qemu(step: Step, tests: Callable[[], Result]) -> Result:
+def with_qemu(step: Step, tests: Callable[[], Result], *options: str) -> Result:
     """Tests that need the grafted QEMU (seconds when it is up to date)."""
     with building:
-        bad = step.build("scripts/build-qemu", "scripts/build-qemu")
+        bad = step.build("scripts/build-qemu", "scripts/build-qemu", *options)
     return bad or tests()
 
 
+#: Environment variables that choose a QEMU.
+Env = dict[str, str] | None
+
+
+def our_qtests(step: Step, env: Env = None) -> Result:
+    return step.counted("our qtests", "tests/qtest/run", env=env)
+
+
+def qemus_own(step: Step, env: Env = None) -> Result:
+    return step.counted("QEMU's own tests", "tests/qemu/run", env=env)
+
+
+def e2e(step: Step, env: Env = None) -> Result:
+    where = ("tests/e2e", "--ignore=tests/e2e/libvirt")
+    return step.pytest("e2e", *where, minutes=25, env=env)
+
+
 def step_qtest(step: Step) -> Result:
-    return with_qemu(step, lambda: step.counted("our qtests", "tests/qtest/run"))
+    return with_qemu(step, lambda: our_qtests(step))
 
 
 def step_qemu(step: Step) -> Result:
-    return with_qemu(step, lambda: step.counted("QEMU's own tests", "tests/qemu/run"))
+    return with_qemu(step, lambda: qemus_own(step))
 
 
 def step_e2e(step: Step) -> Result:
-    return with_qemu(
-        step,
-        lambda: step.pytest(
-            "e2e", "tests/e2e", "--ignore=tests/e2e/libvirt", minutes=25
-        ),
-    )
+    return with_qemu(step, lambda: e2e(step))
+
+
+def step_qemu_10_2(step: Step) -> Result:
+    build = TOP / "build" / "qemu-10.2"
+    env = {
+        "QEMU_BUILD": str(build),
+        "QEMU_KSM_QEMU": str(build / "qemu-system-x86_64"),
+    }
+
+    def tests() -> Result:
+        result = Result()
+        for test in (our_qtests, qemus_own, e2e):
+            result.add(test(step, env))
+        return result
+
+    return with_qemu(step, tests, "--qemu", "10.2")
 
 
 def step_libvirt(
@@ -427,6 +461,10 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
     "qtest": (step_qtest, "our qtests of the grafted QEMU"),
     "qemu": (step_qemu, "QEMU's own tests with guest RAM on our backend"),
     "e2e": (step_e2e, "real guests: the demo, statistics, bad input"),
+    "qemu-10.2": (
+        step_qemu_10_2,
+        "the last three with QEMU 10.2 in the place of 10.0 (only when named)",
+    ),
     "kernels-quick": (
         step_kernels_quick,
         "libksm's unit tests on a kernel that is too old and on the newest",
@@ -441,9 +479,9 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
         "the same with libvirt 11.3 in the place of 9.0 (only when named)",
     ),
 }
-#: As long as all others together, or as the one before it, and finds little
-#: that the others do not.
-ONLY_WHEN_NAMED = {"kernels", "libvirt-trixie"}
+#: As long as all others together, or as those before it, and finds little that
+#: the others do not.
+ONLY_WHEN_NAMED = {"kernels", "libvirt-trixie", "qemu-10.2"}
 #: They mostly wait, or have one processor do all: each with its neighbours.
 BESIDE = (
     ("style", "graft", "top"),
