@@ -18,7 +18,9 @@
 #include "qemu/atomic.h"
 #include "qemu/cutils.h"
 #include "system/kvm.h"
+#include "system/qtest.h"
 #include "system/runstate.h"
+#include "system/tcg.h"
 #include <sys/utsname.h>
 
 /* Writers to RAM that QEMU does not see. */
@@ -136,6 +138,13 @@ static bool has_feature(Object *obj, const char *feature)
 
 const char *ksm_inhibited_by_cpus(void)
 {
+    /*
+     * TCG uses the page tables and KVM follows them.  Others (MSHV) may pin RAM
+     * as a device does, and would keep a page that is replaced.
+     */
+    if (!tcg_enabled() && !kvm_enabled() && !qtest_enabled()) {
+        return "only -accel kvm and tcg are known to follow replaced pages";
+    }
     if (kvm_enabled() && first_cpu && kernel_hides_nested_state() &&
         (has_feature(OBJECT(first_cpu), "vmx") ||
          has_feature(OBJECT(first_cpu), "svm"))) {

@@ -20,7 +20,9 @@
 #include "qemu/module.h"
 #include "qom/object.h"
 #include "system/kvm.h"
+#include "system/qtest.h"
 #include "system/runstate.h"
+#include "system/tcg.h"
 #include <sys/utsname.h>
 #include "../../hw/mem/ksm-dma.h"
 #include "../../hw/mem/ksm-inhibit.h"
@@ -34,6 +36,8 @@ static struct {
 } now;
 
 bool kvm_allowed;
+bool qtest_allowed;
+bool tcg_allowed = true;
 CPUTailQ cpus_queue = QTAILQ_HEAD_INITIALIZER(cpus_queue);
 
 static Object *machine;
@@ -269,6 +273,25 @@ static void test_nested(void)
     machine = NULL;
 }
 
+/* An accelerator that nobody has looked at. */
+static void test_accelerators(void)
+{
+    bool *allowed[] = { &tcg_allowed, &kvm_allowed, &qtest_allowed };
+
+    nothing();
+    machine = object_new("ksm-test-machine");
+    tcg_allowed = kvm_allowed = qtest_allowed = false;
+    g_assert_nonnull(strstr(ksm_inhibited_by_cpus(), "-accel"));
+    for (int i = 0; i < ARRAY_SIZE(allowed); i++) {
+        *allowed[i] = true;
+        g_assert_null(ksm_inhibited_by_cpus());
+        *allowed[i] = false;
+    }
+    tcg_allowed = true;
+    object_unref(machine);
+    machine = NULL;
+}
+
 /* Only KVM sees the memory with the guest's tags. */
 static void test_tags(void)
 {
@@ -313,6 +336,7 @@ int main(int argc, char **argv)
     g_test_add_func("/ksm-inhibit/dma-bypass", test_dma_bypass);
     g_test_add_func("/ksm-inhibit/dma-pinned", test_dma_pinned);
     g_test_add_func("/ksm-inhibit/nested", test_nested);
+    g_test_add_func("/ksm-inhibit/accelerators", test_accelerators);
     g_test_add_func("/ksm-inhibit/tags", test_tags);
     return g_test_run();
 }
