@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -231,6 +233,7 @@ def test_not_a_tree(tmp_path: Path, table: Path) -> None:
         ('project = "Demo"', "", "'project' is missing"),
         (">=10.0, <11", "ten", "not a range of versions"),
         ("version = {", "version = ", "table.toml"),
+        ("[[copy]]", "[[watch]]\nwhy = ''\n[[copy]]", "[[watch]] without 'names'"),
     ],
 )
 def test_bad_table(tree: Path, table: Path, old: str, new: str, message: str) -> None:
@@ -260,27 +263,190 @@ def test_damaged_record(tree: Path, table: Path) -> None:
     assert done.returncode == 1 and ".graft.json is damaged" in done.stderr
 
 
+WATCH = """
+[[watch]]
+names = ["give_back", "PUNCH"]
+"""
+
+#: give_back() is used by two functions, a table and a macro, and nowhere else.
+SITES = """
+/* give_back() in a comment */
+int give_back(int a);
+
+int give_back(int a)
+{
+    return a; // give_back
+}
+
+static inline int
+uses(struct a *a,
+     int b)
+{
+    int c = give_back(b);
+
+    return c + give_back(PUNCH) + not_give_back("give_back()");
+}
+
+static const struct ops ops = {
+    .give = give_back,
+};
+
+#define WRAP(a) \\
+    give_back(a)
+
+void same_line(void) {
+    give_back(1);
+}
+"""
+
+
+@pytest.fixture
+def watched(tree: Path, table: Path) -> Path:
+    """The tree with a file of uses, recorded."""
+    table.write_text(TABLE + WATCH)
+    (tree / "hw").mkdir()
+    (tree / "hw" / "a.c").write_text(SITES)
+    assert graft("--table", table, "--record", tree).returncode == 0
+    return tree
+
+
+def test_sites(watched: Path, table: Path) -> None:
+    recorded = json.loads((table.parent / "table-sites.json").read_text())
+    uses = recorded["10.0.13"]
+    assert uses["PUNCH"] == ["hw/a.c:uses"]
+    body = uses["give_back"].pop(1)
+    assert re.fullmatch("hw/a.c:give_back is [0-9a-f]{12}", body)
+    assert uses["give_back"] == [
+        "hw/a.c:WRAP",
+        "hw/a.c:ops",
+        "hw/a.c:same_line",
+        "hw/a.c:uses x2",
+    ]
+    assert graft("--table", table, "--check", watched).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "void same_line(void) {\n",
+            "void added(void)\n{\n    give_back(2);\n}\nvoid same_line(void) {\n",
+            "give_back: + hw/a.c:added",
+        ),
+        ("give_back(1)", "give()", "give_back: - hw/a.c:same_line"),
+        ("give_back(PUNCH)", "PUNCH", "hw/a.c:uses (2 times, now 1)"),
+        ("return a;", "return -a;", "give_back: * hw/a.c:give_back (another body)"),
+        ("int c = ", "int c = PUNCH + ", "PUNCH: * hw/a.c:uses (1 times, now 2)"),
+    ],
+)
+def test_site_that_differs(
+    watched: Path, table: Path, old: str, new: str, message: str
+) -> None:
+    (watched / "hw" / "a.c").write_text(SITES.replace(old, new))
+    done = graft("--table", table, "--check", watched)
+    assert done.returncode == 1 and message in done.stderr
+    assert "Demo 10.0.13" in done.stderr
+    # who builds is warned, once more for a tree that is grafted
+    for _ in range(2):
+        done = graft("--table", table, watched)
+        assert done.returncode == 0 and message in done.stderr
+    assert graft("--table", table, "--check", watched).returncode == 1
+    graft("--table", table, "--record", watched)
+    assert graft("--table", table, "--check", watched).returncode == 0
+
+
+def test_sites_of_another_file(watched: Path, table: Path) -> None:
+    folder = watched / "new" / "device"
+    folder.mkdir(parents=True)
+    (folder / "b.h").write_text("static int f(void)\n{\n    give_back(0);\n}\n")
+    done = graft("--table", table, "--check", watched)
+    assert done.returncode == 1 and "give_back: + new/device/b.h:f\n" in done.stderr
+    # what somebody has built there is not the tree's
+    (folder / "build.ninja").touch()
+    assert graft("--table", table, "--check", watched).returncode == 0
+
+
+def test_sites_do_not_see_what_does_not_count(watched: Path, table: Path) -> None:
+    text = SITES.replace("    return a; //", "\treturn   a;/* give_back(1)\n*/ //")
+    (watched / "hw" / "a.c").write_text(text + "\n/* give_back() */\n")
+    (watched / "tests").mkdir()
+    (watched / "tests" / "a.c").write_text(SITES)
+    assert graft("--table", table, "--check", watched).returncode == 0
+
+
+def test_sites_without_the_graft(watched: Path, table: Path, tmp_path: Path) -> None:
+    """Our files and lines do not count, in a grafted tree either."""
+    lines = "int f(void)\\n{\\n    give_back(9);\\n}"
+    table.write_text(
+        TABLE.replace("*.py", "*").replace("tests/graft", str(tmp_path / "ours"))
+        + WATCH
+        + f'[[insert]]\nfile = "hw/a.c"\nbefore = "static inline int"\nlines = "{lines}"\n'
+    )
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "test_ours.c").write_text(SITES)
+    for _ in range(2):
+        done = graft("--table", table, watched)
+        assert done.returncode == 0 and not done.stderr
+    assert "give_back(9)" in (watched / "hw" / "a.c").read_text()
+    assert (watched / "ours" / "test_ours.c").exists()
+    assert graft("--table", table, "--check", watched).returncode == 0
+    before = (table.parent / "table-sites.json").read_text()
+    graft("--table", table, "--record", watched)
+    assert (table.parent / "table-sites.json").read_text() == before
+
+
+def test_sites_of_another_version(watched: Path, table: Path) -> None:
+    """Compared with the last version before it that was looked at."""
+    (watched / "VERSION").write_text("10.0.14\n")
+    assert graft("--table", table, "--check", watched).returncode == 0
+    (watched / "hw" / "a.c").write_text(SITES.replace("give_back(1)", "give()"))
+    (watched / "VERSION").write_text("10.2.2\n")
+    assert graft("--table", table, "--record", watched).returncode == 0
+    (watched / "VERSION").write_text("10.0.14\n")
+    done = graft("--table", table, "--check", watched)
+    assert done.returncode == 1 and "Demo 10.0.14" in done.stderr
+    assert "differ from 10.0.13" in done.stderr
+    (watched / "VERSION").write_text("10.0.1\n")
+    assert "from 10.0.13" in graft("--table", table, "--check", watched).stderr
+    (watched / "VERSION").write_text("10.9.0\n")
+    assert graft("--table", table, "--check", watched).returncode == 0
+
+
+def test_sites_that_nobody_has_looked_at(watched: Path, table: Path) -> None:
+    (table.parent / "table-sites.json").unlink()
+    done = graft("--table", table, "--check", watched)
+    assert done.returncode == 1 and "give_back: + hw/a.c:uses" in done.stderr
+    (table.parent / "table-sites.json").write_text("[1]")
+    done = graft("--table", table, "--check", watched)
+    assert done.returncode == 1 and "table-sites.json is damaged" in done.stderr
+
+
 def test_usage() -> None:
     assert graft().returncode == 2
     assert graft("--check", "--remove", "x").returncode == 2
     assert graft("--help").returncode == 0
 
 
-def shell(command: str) -> str:
-    """A command with scripts/lib/common.sh's functions; its output."""
-    done = subprocess.run(
+def run_shell(command: str) -> subprocess.CompletedProcess[str]:
+    """A command with scripts/lib/common.sh's functions."""
+    return subprocess.run(
         ["bash", "-c", f"set -eu; . scripts/lib/common.sh; {command}"],
         cwd=TOP,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def shell(command: str) -> str:
+    """Its output."""
+    done = run_shell(command)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def unpack_qemu(release: str, to: Path) -> Path:
-    package = shell(f"fetch_source qemu {release}")
+def unpack_qemu(fetch: str, to: Path) -> Path:
+    package = shell(fetch)
     tarball = next(
         path for path in Path(package).iterdir() if ".orig.tar." in path.name
     )
@@ -294,23 +460,52 @@ def unpack_qemu(release: str, to: Path) -> Path:
     return to
 
 
-def test_qemu(tmp_path: Path) -> None:
-    """The source that is built: all anchors, and back again."""
-    tree = unpack_qemu("trixie", tmp_path / "qemu")
-    assert "not grafted; all anchors" in graft("--check", tree).stdout
+VERSIONS = shell('echo "${QEMU_VERSIONS[*]}"').split()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_qemu(tmp_path: Path, version: str) -> None:
+    """The sources that are built: all anchors, and back again."""
+    if version != VERSIONS[0] and run_shell(f"fetch_qemu {version}").returncode:
+        pytest.skip(f"QEMU {version} is in no release, and not to be had any more")
+    tree = unpack_qemu(f"fetch_qemu {version}", tmp_path / "qemu")
+    done = graft("--check", tree)
+    assert "not grafted; all anchors" in done.stdout
+    # somebody has looked at the uses in this very version
+    assert done.returncode == 0, done.stderr
+    known = json.loads((TOP / "scripts" / "graft-sites.json").read_text())
+    assert (tree / "VERSION").read_text().strip() in known
     before = contents(tree)
     done = graft(tree)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and not done.stderr, done.stderr
     after = snapshot(tree)
     assert set(contents(tree)) > set(before)
     assert graft(tree).returncode == 0
     assert snapshot(tree) == after
+    assert graft("--check", tree).stdout.endswith(": grafted\n")
+    # under version control there is no record
+    record = (tree / ".graft.json").read_bytes()
+    (tree / ".graft.json").unlink()
+    assert graft("--check", tree).returncode == 0
+    (tree / ".graft.json").write_bytes(record)
+    # a device of the next version
+    device = tree / "hw" / "mem" / "memory-device.c"
+    text = device.read_text()
+    device.write_text(
+        text + "static void gone(RAMBlock *rb)\n{\n"
+        "    ram_block_discard_range(rb, 0, 4096);\n}\n"
+    )
+    done = graft("--check", tree)
+    assert done.returncode == 1
+    assert "ram_block_discard_range: + hw/mem/memory-device.c:gone" in done.stderr
+    assert len(done.stderr.splitlines()) == 3, done.stderr
+    device.write_text(text)
     assert graft("--remove", tree).returncode == 0
     assert contents(tree) == before
 
 
 def test_old_qemu_is_refused(tmp_path: Path) -> None:
-    tree = unpack_qemu("bookworm", tmp_path / "qemu")
+    tree = unpack_qemu("fetch_source qemu bookworm", tmp_path / "qemu")
     done = graft(tree)
     assert done.returncode == 1
     assert "is QEMU 7.2" in done.stderr and "this graft is for QEMU" in done.stderr

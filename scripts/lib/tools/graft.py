@@ -7,6 +7,9 @@ each an anchor (lines that are there) and the lines that go before or after
 it.  So we keep nothing of the other project, and where it has changed a
 missing anchor says so.
 
+A table may also name identifiers to watch (graft_sites.py): where their uses are
+not those that were looked at, --check fails, and a graft says so.
+
 All is computed before anything is written.  The tree has a record (RECORD) of
 the graft: a later one first undoes it, and --remove leaves the tree as it was.
 Files whose content stays the same keep their times: a build system rebuilds
@@ -22,6 +25,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -30,6 +34,7 @@ from typing import Any
 
 from host.exits import Failure, WrongUse
 from host.paths import TOP
+from tools import graft_sites
 
 DEFAULT_TABLE = TOP / "scripts" / "graft.toml"
 RECORD = ".graft.json"
@@ -103,9 +108,13 @@ class Table:
     """The table file: checked when loaded, turned into a Plan per version."""
 
     KEYS = {
-        "": {"project", "version", "versions", "prefix", "copy", "insert"},
+        "": {
+            *("project", "version", "versions", "prefix", "copy", "insert"),
+            *("sites", "watch"),
+        },
         "version": {"file", "pattern"},
         "copy": {"from", "to", "versions", "why"},
+        "watch": {"names", "why"},
         "insert": {"file", "before", "after", "within", "lines", "versions", "why"},
     }
 
@@ -122,12 +131,19 @@ class Table:
             if key not in self.data:
                 raise TableError(f"{path}: '{key}' is missing")
         self._check_keys("version", self.data["version"])
-        for kind in ("copy", "insert"):
+        for kind in ("copy", "insert", "watch"):
             for entry in self.data.get(kind, []):
                 self._check_keys(kind, entry)
+                if kind == "watch" and not entry.get("names"):
+                    raise TableError(f"{path}: a [[watch]] without 'names'")
         self.project: str = self.data["project"]
         #: where the copied files stand in this repository
         self.root = (TOP / self.data.get("prefix", ".")).resolve()
+        #: identifiers to watch, and where the digests of their uses are
+        self.watched = [
+            name for entry in self.data.get("watch", []) for name in entry["names"]
+        ]
+        self.sites = path.parent / self.data.get("sites", path.stem + "-sites.json")
 
     def _check_keys(self, kind: str, entry: dict[str, Any]) -> None:
         unknown = set(entry) - self.KEYS[kind]
@@ -136,7 +152,7 @@ class Table:
                 f"{self.path}: unknown key {sorted(unknown)[0]!r} in [{kind or 'top'}]"
             )
 
-    def tree_version(self, tree: Path) -> Version:
+    def tree_version(self, tree: Path) -> str:
         """The version of the project's tree; GraftError if it is none."""
         spec = self.data["version"]
         try:
@@ -151,13 +167,12 @@ class Table:
                 f"{tree} is not a {self.project} source tree: "
                 f"no version in {spec['file']}"
             )
-        version = parse_version(match[1])
-        if not in_range(version, self.data["versions"]):
+        if not in_range(parse_version(match[1]), self.data["versions"]):
             raise GraftError(
                 f"{tree} is {self.project} {match[1]}, but this graft is for "
                 f"{self.project} {self.data['versions']}"
             )
-        return version
+        return match[1]
 
     def plan(self, version: Version) -> Plan:
         plan = Plan()
@@ -266,6 +281,29 @@ class Tree:
             self.texts[path] = data.split("\n")
         return self.texts[path]
 
+    def digest(self, table: Table, plan: Plan) -> graft_sites.Digest:
+        """Who uses what the table watches, in the project's own files.
+
+        After undo(), before apply().
+        """
+
+        def text(path: str) -> str | None:
+            if path in self.record.copies or path in plan.copies:
+                return None
+            if self.record.insertions or path not in inserted:
+                return "\n".join(self.texts[path])
+            # without a record it may be grafted all the same
+            lines = list(self.text(path))
+            for item in inserted[path]:
+                for at in find_block(lines, item.lines)[:1]:
+                    del lines[at : at + len(item.lines)]
+            return "\n".join(lines)
+
+        inserted: dict[str, list[Insertion]] = {}
+        for item in plan.insertions:
+            inserted.setdefault(item.path, []).append(item)
+        return graft_sites.digest(self.path, table.watched, text)
+
     def undo(self) -> None:
         """Takes what the record names out of the texts."""
         for path, lines in self.record.insertions:
@@ -369,10 +407,39 @@ class Tree:
         self.record_path.write_text(text)
 
 
-def check(tree: Tree, plan: Plan) -> int:
-    """--check: prints what the tree is; 0 if it can be or is grafted."""
-    grafted = bool(tree.record.copies or tree.record.insertions)
+def unknown_sites(tree: Tree, table: Table, plan: Plan, version: str) -> str:
+    """What is not as it was when somebody looked, or nothing.  After undo()."""
+    if not table.watched:
+        return ""
+    digests = graft_sites.load(table.sites)
+    known = graft_sites.nearest(version, digests)
+    now = tree.digest(table, plan)
+    lines = graft_sites.differences(digests[known] if known else {}, now)
+    if not lines:
+        return ""
+    return "\n".join(
+        [
+            f"{table.project} {version}: uses of what merging relies on differ from "
+            f"{known or 'none'}, the version that was looked at:",
+            *(f"  {line}" for line in lines),
+            "look at each; then 'graft --record TREE' keeps them",
+        ]
+    )
+
+
+def record_sites(tree: Tree, table: Table, plan: Plan, version: str) -> int:
+    """--record: the uses in this tree have been looked at."""
     tree.undo()
+    digests = graft_sites.load(table.sites)
+    digests[version] = tree.digest(table, plan)
+    graft_sites.save(table.sites, digests)
+    print(f"{table.sites}: has the uses in {table.project} {version}")
+    return 0
+
+
+def check(tree: Tree, plan: Plan) -> None:
+    """--check: prints what the tree is; GraftError if it cannot be grafted."""
+    grafted = bool(tree.record.copies or tree.record.insertions)
     tree.apply(plan)
     stale = tree.changed() + [
         path
@@ -387,7 +454,6 @@ def check(tree: Tree, plan: Plan) -> int:
         print(f"{tree.path}: grafted, but not up to date: {', '.join(stale)}")
     else:
         print(f"{tree.path}: not grafted; all anchors are there")
-    return 0
 
 
 def run(table_path: Path, tree_path: Path, mode: str) -> int:
@@ -400,11 +466,20 @@ def run(table_path: Path, tree_path: Path, mode: str) -> int:
         count = tree.write(Plan())
         print(f"{tree_path}: graft removed ({count} files changed)")
         return 0
-    plan = table.plan(table.tree_version(tree_path))
-    if mode == "check":
-        return check(tree, plan)
+    version = table.tree_version(tree_path)
+    plan = table.plan(parse_version(version))
+    if mode == "record":
+        return record_sites(tree, table, plan, version)
     tree.undo()
+    unknown = unknown_sites(tree, table, plan, version)
+    if mode == "check":
+        check(tree, plan)
+        if unknown:
+            raise GraftError(unknown)
+        return 0
     tree.apply(plan)
+    if unknown:
+        print(f"graft: warning: {unknown}", file=sys.stderr)
     count = tree.write(plan)
     if count:
         print(f"{tree_path}: grafted ({count} files changed)")
@@ -434,9 +509,14 @@ def main() -> int:
     group.add_argument(
         "--remove", action="store_true", help="undo what a graft did to the tree"
     )
+    group.add_argument(
+        "--record",
+        action="store_true",
+        help="keep the uses of what the table watches: somebody has looked at them",
+    )
     parser.add_argument("tree", type=Path, metavar="TREE", help="the source tree")
     args = parser.parse_args()
-    mode = "check" if args.check else "remove" if args.remove else "graft"
+    mode = next((x for x in ("check", "remove", "record") if vars(args)[x]), "graft")
     try:
         return run(args.table, args.tree, mode)
     except OSError as error:
