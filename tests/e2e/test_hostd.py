@@ -172,7 +172,7 @@ def test_runs_and_rests(host: Host) -> None:
     host.leave(4)
     wait(host.runs)
     assert host.get("sleep_millisecs") == 20
-    wait(lambda: host.status()["state"] == "runs")
+    wait(lambda: host.status().get("state") == "runs")
     assert host.status()["left"] == 4 << 20
     # it gains, and goes on; then four scans bring nothing
     host.put("pages_sharing", 100)
@@ -182,7 +182,7 @@ def test_runs_and_rests(host: Host) -> None:
     assert host.runs()
     host.put("full_scans", 11)
     wait(lambda: host.found() == FOUND)
-    wait(lambda: host.status()["state"] == "rests")
+    wait(lambda: host.status().get("state") == "rests")
     host.leave(2)
     wait(host.runs)
     said = end(driver)
@@ -263,7 +263,7 @@ def test_second_waits(host: Host) -> None:
     first = host.driver()
     host.leave(4)
     wait(host.runs)
-    wait(lambda: host.status()["state"] == "runs")
+    wait(lambda: host.status().get("state") == "runs")
     second, told = notified(host)
     time.sleep(0.5)
     assert len(children(second.pid)) == 0
@@ -352,7 +352,7 @@ def test_advisor(host: Host) -> None:
     host.leave(4)
     wait(host.runs)
     host.put("advisor_mode", "none [scan-time]")
-    wait(lambda: host.status()["state"] == "passive")
+    wait(lambda: host.status().get("state") == "passive")
     # it drives what runs now
     assert host.runs()
     assert "scan-time" in end(driver)
@@ -367,7 +367,7 @@ def test_restores_at_last(host: Host) -> None:
     knob = host.knobs / "sleep_millisecs"
     aside = knob.rename(host.knobs / "aside")
     host.put("full_scans", 99)
-    wait(lambda: host.status()["state"] == "passive")
+    wait(lambda: host.status().get("state") == "passive")
     assert (host.run_dir / "hostd.knobs").exists()
     aside.rename(knob)
     wait(lambda: host.found() == FOUND)
@@ -415,8 +415,9 @@ def test_daemon_hangs(host: Host) -> None:
     host.leave(4)
     wait(host.runs)
     hand = hand_of(driver)
-    os.kill(host.daemon.pid, signal.SIGSTOP)
     with ExitStack() as waiting:
+        waiting.callback(os.kill, host.daemon.pid, signal.SIGCONT)
+        os.kill(host.daemon.pid, signal.SIGSTOP)
         full = False
         while not full:
             one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -425,7 +426,6 @@ def test_daemon_hangs(host: Host) -> None:
         time.sleep(2)
         assert host.runs() and hand_of(driver) == hand
         end(driver)
-    os.kill(host.daemon.pid, signal.SIGCONT)
 
 
 def test_hand_inherits_nothing(host: Host) -> None:

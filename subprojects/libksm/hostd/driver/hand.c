@@ -89,11 +89,11 @@ static HandAnswer obey(Record *r, const Want *want)
  */
 static void leave_group(void)
 {
-    static const int of_groups[] = { SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGTSTP };
-
-    for (unsigned i = 0; i < G_N_ELEMENTS(of_groups); i++) {
-        signal(of_groups[i], SIG_IGN);
-    }
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    signal(SIGQUIT, SIG_IGN);
+    /* where no shell is SIGTSTP stops nobody */
     setsid();
 }
 
