@@ -171,6 +171,11 @@ static void test_given(void)
     scene_end(s);
 }
 
+static int no_program(const char *path, char **argv)
+{
+    return -ENOENT;
+}
+
 /* A daemon that has no room for its image goes on as it is. */
 static void test_reload_room(void)
 {
@@ -186,10 +191,11 @@ static void test_reload_room(void)
     config_root = root.dir;
     s = scene_new();
     config_root = "/";
-    /* there is no program, here */
+    sys.execute = no_program;
     g_assert(reload_exec(&s->s) == -ENOENT);
     fake_write(&root, "cg/memory.current", "1065349120\n");  /* 4 KiB more */
     g_assert(reload_exec(&s->s) == -ENOMEM);
+    sys = sys_real;
     scene_end(s);
     fake_remove(&root, NULL);
 }
