@@ -9,6 +9,7 @@ Leaves to others: the estimate (top/similar.py), reading pages (guest/content.py
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from itertools import combinations
 
 from bench.harness import Metrics, Session
@@ -32,6 +33,10 @@ def unknown(guest: Guest) -> int:
         for each in guest.backend_stats()["reasons"]
         if each["kind"] in ("volatile", "not-scanned")
     )
+
+
+def is_hashed(guest: Guest) -> bool:
+    return unknown(guest) < FEW
 
 
 def sketch_of(guest: Guest) -> Sketch:
@@ -77,7 +82,7 @@ def sketch(session: Session) -> Metrics:
             guest.wait_ready()
         for guest in guests:
             session.say(f"sketch: all of {guest.spec.name} is hashed")
-            guest.wait_for("all is hashed", lambda g=guest: unknown(g) < FEW, 300)
+            guest.wait_for("all is hashed", partial(is_hashed, guest), 300)
         for guest in guests:
             guest.qmp("stop")
         sketches = [sketch_of(guest) for guest in guests]
