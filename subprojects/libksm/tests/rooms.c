@@ -68,7 +68,6 @@ static void connect_below(Rooms *f, KsmDirtySource dirty)
     f->dirty = (KsmDirty) {
         .uffd = f->uffd,
         .wp_async = f->wp_async,
-        .tags = true,
         .source = dirty,
         .kinds = &f->kinds,
         .content = &f->content,
@@ -174,8 +173,10 @@ KsmRegion *rooms_add(Rooms *f, Mem *m, const KsmRegionOps *ops)
     g_assert(!admit(r));
     g_assert(region_alloc(r) == 0);
     g_assert(dirty_choose(&f->dirty, r) == 0);
-    g_assert(content_reserve(&f->content, directory_pages(&f->dir) +
-                                          r->n_pages) == 0);
+    g_assert(index_reserve(&f->content.index, directory_pages(&f->dir) +
+                                              r->n_pages) == 0);
+    g_assert(content_reserve_store(&f->content, directory_pages(&f->dir) +
+                                                r->n_pages) == 0);
     g_assert(directory_enter(&f->dir, r) == 0);
     g_assert(f->n_regions < G_N_ELEMENTS(f->region));
     f->region[f->n_regions++] = r;
@@ -307,6 +308,10 @@ static void chunk_look(Rooms *f, KsmRegion *r, size_t chunk)
             page_hash(f, r, i);
         }
     }
+    if (!all && chunk_is_bare(r, chunk)) {
+        return;
+    }
+    chunk_know(r, chunk);
     c->flags &= ~CHUNK_HUGE;
     c->flags |= all & PM_HUGE ? CHUNK_HUGE : 0;
     if ((all & PM_PRESENT) && !(c->flags & CHUNK_ARMED)) {
@@ -328,9 +333,10 @@ static unsigned chunk_merge(Rooms *f, KsmRegion *r, size_t chunk)
     }
     made = plan_make(&f->plan, r, chunk);
     for (unsigned i = 0; i < f->plan.n_partners; i++) {
-        const KsmDirEntry *d = &f->dir.entry[f->plan.partner[i]];
+        size_t other;
+        KsmRegion *o = directory_chunk(&f->dir, f->plan.partner[i], &other);
 
-        d->region->chunk[d->chunk].flags |= CHUNK_QUEUED;
+        o->chunk[other].flags |= CHUNK_QUEUED;
     }
     if (!made) {
         return 0;

@@ -448,7 +448,7 @@ static void test_discard_runs(void)
         unsigned first = ranges[i][0], n = ranges[i][1] - first;
 
         /* one is amid a mapping, whatever it was before */
-        p.ra->chunk[0].flags = p.ra->chunk[1].flags = 0;
+        p.ra->chunk[0].flags = p.ra->chunk[1].flags = CHUNK_LIVE;
         g_assert(ksm_discard(p.ra, first * PAGE, n * PAGE) == 0);
         mem_gone(p.a, first, n);
         g_assert(i == 5 || runs_of(p.ra) >= 1 + (i < 4));

@@ -602,7 +602,7 @@ static void test_ids(void)
     r[0] = ksm_region_add(e, m->addr + 8 * CHUNK, 5 * CHUNK, -1, &mem_ops, m,
                           NULL);
     g_assert(r[0]);
-    g_assert(e->dir.len == 9);
+    g_assert(e->dir.len == 8);
     region_check(r[0]);
     mem_fill_run(m, 8 * 512, 5 * 512, 1000, 1);
     mem_fill_run(m, 512, 512, 2000, 1);
@@ -612,22 +612,23 @@ static void test_ids(void)
     g_assert(util_stats(e).pages_sharing == 512);
     region_check(r[0]);
     /* all ids can be had, and no more */
-    e->dir.chunks += (1u << 22) - 10;
+    e->dir.used += (1u << 16) - 5;
     g_assert(!ksm_region_add(e, m->addr + 16 * CHUNK, 2 * CHUNK, -1,
                              &mem_ops, m, &err));
     g_assert(g_error_matches(err, KSM_ERROR, KSM_ERROR_RESOURCES));
     g_test_message("%s", err->message);
-    g_assert(e->dir.len == 9 && e->regions->len == 5);
-    e->dir.chunks -= (1u << 22) - 10;
+    g_assert(e->dir.len == 8 && e->regions->len == 5);
+    e->dir.used -= (1u << 16) - 5;
     r[2] = ksm_region_add(e, m->addr + 16 * CHUNK, 2 * CHUNK, -1, &mem_ops, m,
                           NULL);
-    g_assert(r[2] && e->dir.len == 11);
+    g_assert(r[2] && e->dir.len == 8 && e->dir.used == 6);
     util_remove(r[0]);
     util_remove(r[2]);
     for (unsigned i = 1; i < 8; i += 2) {
         util_remove(r[i]);
     }
-    g_assert(e->dir.chunks == 0 && e->content.index.count == 0);
+    g_assert(e->dir.chunks == 0 && e->dir.used == 0);
+    g_assert(e->content.index.count == 0);
     ksm_engine_free(e);
     mem_check(m);
     mem_free(m);
@@ -725,14 +726,211 @@ static void test_drop(void)
     mem = mmap(NULL, CHUNKS * CHUNK, PROT_READ | PROT_WRITE,
                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     g_assert(mem != MAP_FAILED);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        mem[i * CHUNK] = 1;
+    }
     r = ksm_region_add(e, mem, CHUNKS * CHUNK, -1, NULL, NULL, NULL);
     g_assert(r);
+    util_passes(e, 1);
     turns = e->lock.next;
     g_assert(ksm_region_remove(r, KSM_REMOVE_FORGET) == 0);
     g_assert(e->lock.next - turns >= CHUNKS / 8);
     g_assert(e->dir.chunks == 0 && e->dir.chunks * CHUNK_PAGES == 0);
     munmap(mem, CHUNKS * CHUNK);
     ksm_engine_free(e);
+}
+
+#define HUGE_LEN    (128 * GROUP_CHUNKS * CHUNK)       /* 16 GiB */
+#define PART_PAGES  1000u
+
+static KsmStats huge_stats(KsmEngine *e)
+{
+    util_passes(e, PASSES);
+    return util_stats(e);
+}
+
+/* Unique pages, or zeroes, from @at on, in what is not in any Mem. */
+static void part_fill(char *mem, size_t at, uint64_t first)
+{
+    for (size_t i = 0; i < PART_PAGES; i++) {
+        memset(mem + at + i * PAGE, 0, PAGE);
+        *(uint64_t *)(mem + at + i * PAGE) = first ? first + i : 0;
+    }
+}
+
+static void part_check(const char *mem, size_t at, uint64_t first)
+{
+    for (size_t i = 0; i < PART_PAGES; i++) {
+        g_assert(*(const uint64_t *)(mem + at + i * PAGE) == first + i);
+    }
+}
+
+static unsigned huge_synced;
+
+static bool huge_sync(void *opaque, size_t first, size_t n,
+                      unsigned long *bitmap)
+{
+    huge_synced += n;
+    return true;    /* nothing was written: not even what was */
+}
+
+/*
+ * A region of which little is populated: what is kept of it follows that, and
+ * nothing is kept of what is given back; what is written anywhere is noticed.
+ */
+static void test_sparse(gconstpointer data)
+{
+    static const size_t at[] = {
+        0, 77 * CHUNK + 5 * PAGE, HUGE_LEN / 2, HUGE_LEN - PART_PAGES * PAGE
+    };
+    KsmDirtySource dirty = GPOINTER_TO_INT(data);
+    KsmRegionOps ops = {
+        .dirty_sync = dirty == KSM_DIRTY_LOG ? huge_sync : NULL,
+    };
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, dirty);
+    size_t none;
+    KsmRegion *r;
+    KsmStats s;
+    char *mem;
+
+    if (!e) {
+        return;
+    }
+    mem = mmap(NULL, HUGE_LEN, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    g_assert(mem != MAP_FAILED);
+    madvise(mem, HUGE_LEN, MADV_NOHUGEPAGE);
+    part_fill(mem, at[0], 1000);
+    part_fill(mem, at[1], 5000);
+    none = util_stats(e).metadata;
+    r = ksm_region_add(e, mem, HUGE_LEN, -1, &ops, NULL, NULL);
+    g_assert(r);
+    g_assert(util_stats(e).metadata - none < 64 * 1024);
+    g_assert(util_stats(e).reasons[KSM_REASON_NOT_SCANNED] == HUGE_LEN / PAGE);
+    s = huge_stats(e);
+    g_assert(s.pages_unshared == 2 * PART_PAGES);
+    g_assert(s.reasons[KSM_REASON_NOT_SCANNED] == 0);
+    g_assert(s.metadata - none < 256 * 1024);
+    none = s.metadata;
+    /* in the middle of nothing, and at the end */
+    part_fill(mem, at[2], 1000);
+    part_fill(mem, at[3], 9000);
+    s = huge_stats(e);
+    g_assert(s.pages_unshared == 2 * PART_PAGES);
+    g_assert(s.pages_sharing == PART_PAGES);
+    g_assert(s.metadata > none);
+    region_check(r);
+    for (unsigned i = 0; i < 2; i++) {
+        /* the second time it is a hole */
+        g_assert(ksm_discard(r, HUGE_LEN / 4, HUGE_LEN / 4 * 3) == 0);
+        g_assert(*(uint64_t *)(mem + at[2]) == 0);
+        huge_stats(e);
+    }
+    part_check(mem, at[0], 1000);
+    part_check(mem, at[1], 5000);
+    ksm_discard(r, 0, HUGE_LEN);
+    s = huge_stats(e);
+    g_assert(s.metadata <= none && region_held(r) == 0);
+    g_assert(region_known(r, 0, r->n_chunks) == r->n_chunks);
+    huge_synced = 0;
+    util_passes(e, 1);
+    g_assert(huge_synced == (dirty == KSM_DIRTY_LOG ? HUGE_LEN / PAGE : 0));
+    part_fill(mem, at[2], 7000);
+    g_assert(huge_stats(e).pages_unshared == PART_PAGES);
+    util_remove(r);
+    part_check(mem, at[2], 7000);
+    munmap(mem, HUGE_LEN);
+    ksm_engine_free(e);
+}
+
+static unsigned calls;
+static size_t touched;
+
+static int count_advise(void *addr, size_t len, int advice)
+{
+    calls++;
+    touched += advice == MADV_POPULATE_WRITE ? len : 0;
+    return prim_real.advise(addr, len, advice);
+}
+
+static ssize_t count_pagemap(PmScan *scan)
+{
+    calls++;
+    return prim_real.pagemap(scan);
+}
+
+static void *count_map(void *addr, size_t len, int prot, int flags, int fd,
+                       off_t offset)
+{
+    calls++;
+    return prim_real.map(addr, len, prot, flags, fd, offset);
+}
+
+static int count_register(const UffdRange *range, unsigned mode)
+{
+    calls++;
+    return prim_real.uffd_register(range, mode);
+}
+
+static int count_unregister(const UffdRange *range)
+{
+    calls++;
+    return prim_real.uffd_unregister(range);
+}
+
+/* Calls to add, and to remove, that much; what an idle pass makes. */
+static void count_calls(size_t len, unsigned n[3])
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_AUTO);
+    uint64_t turns;
+    KsmRegion *r;
+    char *mem;
+
+    if (!e) {
+        return;
+    }
+    mem = mmap(NULL, len, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    g_assert(mem != MAP_FAILED);
+    part_fill(mem, len / 2, 1000);
+    prim.advise = count_advise;
+    prim.pagemap = count_pagemap;
+    prim.map = count_map;
+    prim.uffd_register = count_register;
+    prim.uffd_unregister = count_unregister;
+    calls = touched = 0;
+    r = ksm_region_add(e, mem, len, -1, NULL, NULL, NULL);
+    g_assert(r && touched <= 64 * PAGE);
+    n[0] = calls;
+    util_passes(e, 20);
+    calls = 0;
+    turns = e->lock.next;
+    util_passes(e, 1);
+    n[1] = calls;
+    g_assert(e->lock.next - turns < 1000);
+    turns = e->lock.next;
+    calls = 0;
+    util_remove(r);
+    n[2] = calls;
+    g_assert(e->lock.next - turns < 100);
+    prim = prim_real;
+    part_check(mem, len / 2, 1000);
+    munmap(mem, len);
+    ksm_engine_free(e);
+}
+
+/* However much of nothing is registered, hardly anything is done about it. */
+static void test_calls(void)
+{
+    unsigned small[3] = { 0 }, big[3] = { 0 };
+
+    count_calls(GROUP_CHUNKS * CHUNK, small);
+    count_calls(HUGE_LEN, big);
+    g_test_message("calls: %u %u %u, %u %u %u", small[0], small[1], small[2],
+                   big[0], big[1], big[2]);
+    for (unsigned i = 0; i < 3; i++) {
+        g_assert(big[i] <= small[i] + 10);
+    }
 }
 
 /* Memory that must be kept is bounded, and told. */
@@ -1771,16 +1969,11 @@ static int unregister_late(const UffdRange *range)
     return prim_real.uffd_unregister(range);
 }
 
-static void *map_fails(void *addr, size_t len, int prot, int flags, int fd,
-                       off_t offset)
-{
-    errno = ENOMEM;
-    return NULL;
-}
+static KsmEngine *crowded;
 
-static int register_then_no_memory(const UffdRange *range, unsigned mode)
+static int register_then_no_room(const UffdRange *range, unsigned mode)
 {
-    prim.map = map_fails;
+    crowded->dir.used += DIR_MAX;
     return prim_real.uffd_register(range, mode);
 }
 
@@ -1795,14 +1988,15 @@ static void test_registered_refused(void)
     if (!un_start(&p)) {
         return;
     }
-    /* more than there is room for so far */
-    c = mem_new(40 * PAIR_PAGES, 0, MEM_SMALL);
+    c = mem_new(PAIR_PAGES, 0, MEM_SMALL);
     unregister_left = 20;
-    prim.uffd_register = register_then_no_memory;
+    crowded = p.e;
+    prim.uffd_register = register_then_no_room;
     prim.uffd_unregister = unregister_late;
     prim.pause = prim_real.pause;
     more = ksm_region_add(p.e, c->addr, c->pages * PAGE, -1, &mem_ops, c, &err);
     g_assert(!more && err && !unregister_left);
+    p.e->dir.used -= DIR_MAX;
     prim = prim_real;
     more = util_add(p.e, c, &mem_ops);
     util_remove(more);
@@ -1844,6 +2038,13 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/twice", test_twice);
     g_test_add_func("/engine/ids", test_ids);
     g_test_add_func("/engine/node", test_node);
+    g_test_add_func("/engine/calls", test_calls);
+    g_test_add_data_func("/engine/sparse/pagemap",
+                         GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_sparse);
+    g_test_add_data_func("/engine/sparse/log", GINT_TO_POINTER(KSM_DIRTY_LOG),
+                         test_sparse);
+    g_test_add_data_func("/engine/sparse/checksum",
+                         GINT_TO_POINTER(KSM_DIRTY_CHECKSUM), test_sparse);
     g_test_add_func("/engine/drop", test_drop);
     g_test_add_func("/engine/child/home", test_fork_home);
     g_test_add_func("/engine/child/leaving", test_fork_leaving);

@@ -52,6 +52,80 @@ static void test_empty(void)
     index_free(&x);
 }
 
+static void all_found(const KsmIndex *x, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        g_assert(index_lookup(x, hash_of[i]) == i);
+    }
+}
+
+/* It begins with nothing, and has room for as much as comes. */
+static void test_room(void)
+{
+    size_t bytes = 0;
+    unsigned grown = 0;
+    KsmIndex x;
+
+    index_init(&x, ask, hash_of);
+    for (uint32_t i = 0; i < PLACES; i++) {
+        hash_of[i] = (i + 1) * UINT32_C(0x9e3779b1);
+        index_room(&x);
+        if (index_bytes(&x) > bytes) {
+            bytes = index_bytes(&x);
+            grown++;
+        }
+        index_step(&x);
+        g_assert(index_insert(&x, hash_of[i], i));
+    }
+    g_assert(x.count == PLACES && grown > 3);
+    while (index_step(&x) != INDEX_DONE) {
+        ;
+    }
+    all_found(&x, PLACES);
+    /* between that and twice as much */
+    g_assert(index_bytes(&x) > PLACES * 6 && index_bytes(&x) < PLACES * 16);
+    index_free(&x);
+}
+
+/* What it will need is had at once, and what it does not need goes. */
+static void test_fit(void)
+{
+    size_t bytes;
+    KsmIndex x;
+
+    index_init(&x, ask, hash_of);
+    index_fit(&x, PLACES);
+    bytes = index_bytes(&x);
+    g_assert(bytes > PLACES * 6 && bytes < PLACES * 8);
+    for (uint32_t i = 0; i < PLACES; i++) {
+        hash_of[i] = (i + 1) * UINT32_C(0x9e3779b1);
+        index_room(&x);
+        g_assert(index_insert(&x, hash_of[i], i));
+    }
+    g_assert(index_bytes(&x) == bytes && !x.old.line);
+    /* some of it, and much too little, of what there is: it stays */
+    index_fit(&x, PLACES / 4);
+    index_fit(&x, 0);
+    g_assert(index_bytes(&x) == bytes && !x.old.line);
+    for (uint32_t i = PLACES / 100; i < PLACES; i++) {
+        index_remove(&x, hash_of[i], i);
+    }
+    index_fit(&x, PLACES / 2);
+    g_assert(!x.old.line);
+    index_fit(&x, PLACES / 100);
+    g_assert(x.old.line);
+    while (index_step(&x) != INDEX_DONE) {
+        ;
+    }
+    g_assert(index_bytes(&x) < bytes / 4);
+    all_found(&x, PLACES / 100);
+    g_assert(x.count == PLACES / 100);
+    index_fit(&x, PLACES);
+    g_assert(index_bytes(&x) > bytes);
+    all_found(&x, PLACES / 100);
+    index_free(&x);
+}
+
 /* Every page taken in is found, and nothing else is. */
 static void test_model(void)
 {
@@ -571,6 +645,8 @@ int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/index/empty", test_empty);
+    g_test_add_func("/index/room", test_room);
+    g_test_add_func("/index/fit", test_fit);
     g_test_add_func("/index/model", test_model);
     g_test_add_func("/index/load", test_load);
     g_test_add_func("/index/same-hash", test_same_hash);

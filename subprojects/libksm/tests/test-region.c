@@ -393,7 +393,7 @@ static void test_map_fails(void)
     }
 }
 
-/* All pages are new, except outside; without memory, none. */
+/* All pages are holes, except outside; without memory, none. */
 static void test_state(void)
 {
     unsigned maps = 1;
@@ -409,22 +409,141 @@ static void test_state(void)
             maps = made.maps;
             g_assert(maps == 4);
             g_assert(r->n_chunks == 3 && r->base == MADE - 100 * PAGE);
-            g_assert(r->count[PAGE_NEW] == MADE_PAGES);
+            g_assert(r->count[PAGE_HOLE] == MADE_PAGES);
             g_assert(r->count[PAGE_OUTSIDE] == 3 * 512 - MADE_PAGES);
             g_assert(page_state(r, 99) == PAGE_OUTSIDE);
-            g_assert(page_state(r, 100) == PAGE_NEW);
-            g_assert(page_state(r, 1099) == PAGE_NEW);
+            g_assert(page_state(r, 100) == PAGE_HOLE);
+            g_assert(page_state(r, 1099) == PAGE_HOLE);
             g_assert(page_state(r, 1100) == PAGE_OUTSIDE);
-            g_assert(r->n_written == MADE_PAGES);
-            g_assert(r->chunk[0].written == 412 && r->chunk[0].fresh == 412);
-            g_assert(r->chunk[2].written == 76);
-            g_assert(r->chunk[1].flags == CHUNK_VISIT);
+            g_assert(r->n_written == 0 && region_held(r) == 0);
+            g_assert(!r->chunk[0].held && !r->chunk[2].held);
+            g_assert(!chunk_is_bare(r, 0) && chunk_is_bare(r, 1));
             /* tags, states and history of pages; what chunks have */
-            g_assert(r->meta_bytes == made.bytes);
             g_assert(made.bytes == 5 * 4096);
+            g_assert(r->meta_bytes > 0 && r->meta_bytes <= made.bytes);
         }
         made_end(r);
     }
+}
+
+/* Bytes of the range that have memory. */
+static size_t resident(const void *addr, size_t len)
+{
+    size_t pages = (len + PAGE - 1) / PAGE, n = 0;
+    g_autofree unsigned char *vec = g_malloc(pages);
+
+    g_assert(mincore((void *)addr, len, vec) == 0);
+    for (size_t i = 0; i < pages; i++) {
+        n += vec[i] & 1;
+    }
+    return n * PAGE;
+}
+
+/* ... of what is kept of the region's pages. */
+static size_t pages_resident(const KsmRegion *r)
+{
+    return resident(r->tag, r->n_pages * sizeof(*r->tag)) +
+           resident(r->state, r->n_pages) + resident(r->history, r->n_pages);
+}
+
+static size_t chunks_resident(const KsmRegion *r)
+{
+    return resident(r->group, r->n_groups * sizeof(*r->group) +
+                              r->n_chunks * sizeof(*r->chunk));
+}
+
+#define HUGE_CHUNKS (GROUP_CHUNKS * 1024u)      /* 128 GiB */
+
+/* Of nothing that is there, whole chunks. */
+static KsmRegion *huge_region(void)
+{
+    KsmRegion *r = g_new0(KsmRegion, 1);
+
+    region_init(r, (char *)(CHUNK * 4096), HUGE_CHUNKS * CHUNK, -1, NULL, NULL);
+    r->tagged = true;
+    g_assert(region_alloc(r) == 0);
+    return r;
+}
+
+/* Memory is had for chunks of which something is known, and given back. */
+static void test_bare(void)
+{
+    /* the same page of memory as another one's, or none that anybody has */
+    static const size_t chunks[] = { 3, 4, 63, 64, 5000, HUGE_CHUNKS - 1 };
+    KsmRegion *r = huge_region();
+    size_t none = r->meta_bytes;
+
+    g_assert(none < 64 * 1024);
+    g_assert(pages_resident(r) == 0 && chunks_resident(r) == 0);
+    g_assert(region_known(r, 0, r->n_chunks) == r->n_chunks);
+    page_set(r, 1000 * CHUNK_PAGES, PAGE_HOLE);
+    g_assert(pages_resident(r) == 0 && chunks_resident(r) <= 8 * PAGE);
+    for (unsigned i = 0; i < G_N_ELEMENTS(chunks); i++) {
+        page_set(r, chunks[i] * CHUNK_PAGES + i, PAGE_NEW);
+        page_mark(r, chunks[i] * CHUNK_PAGES + i, true);
+        g_assert(region_known(r, i ? chunks[i - 1] + 1 : 0, r->n_chunks) ==
+                 chunks[i]);
+    }
+    /* states and history: 3 and 4 share a page; tags: none do */
+    g_assert(pages_resident(r) == (5 + 5 + 6) * PAGE);
+    g_assert(r->meta_bytes - none >= pages_resident(r));
+    g_assert(r->meta_bytes - none <= pages_resident(r) + chunks_resident(r));
+    g_assert(region_held(r) == G_N_ELEMENTS(chunks));
+    r->tag[4 * CHUNK_PAGES] = r->history[4 * CHUNK_PAGES] = 7;
+    chunk_forget(r, 4);
+    g_assert(!chunk_is_bare(r, 4) && r->tag[4 * CHUNK_PAGES] == 7);
+    for (unsigned i = 0; i < G_N_ELEMENTS(chunks); i++) {
+        size_t page = chunks[i] * CHUNK_PAGES + i;
+
+        page_set(r, page, PAGE_HOLE);
+        r->chunk[chunks[i]].flags |= i % 2 ? CHUNK_ARMED | CHUNK_SEEN : 0;
+        chunk_forget(r, chunks[i]);
+        g_assert(chunk_is_bare(r, chunks[i]));
+        page_set(r, page, PAGE_HOLE);
+    }
+    g_assert(pages_resident(r) == 0 && r->meta_bytes == none);
+    g_assert(region_known(r, 0, r->n_chunks) == r->n_chunks);
+    g_assert(region_held(r) == 0 && r->n_written == 0);
+    region_fini(r);
+    g_free(r);
+}
+
+/* What is known of an empty chunk, or is to be done there, is kept. */
+static void test_kept(void)
+{
+    static const uint16_t flags[] = {
+        CHUNK_VISIT, CHUNK_QUEUED, CHUNK_PARKED, CHUNK_RIPENING, CHUNK_TAIL,
+        CHUNK_BLIND, CHUNK_CHECK,
+    };
+    KsmRegion *r;
+
+    made_start();
+    made_mapping(0, MADE_PAGES, ANON, USUAL);
+    r = made_region(MADE_PAGES, NULL);
+    for (unsigned i = 0; i < G_N_ELEMENTS(flags); i++) {
+        chunk_know(r, 1);
+        r->chunk[1].flags = flags[i];
+        chunk_forget(r, 1);
+        g_assert(!chunk_is_bare(r, 1) && r->chunk[1].flags == flags[i]);
+        r->chunk[1].flags = 0;
+    }
+    chunk_want(r, 1);
+    g_assert(r->chunk[1].flags == CHUNK_VISIT && !chunk_is_live(r, 1));
+    r->chunk[1].flags = CHUNK_ARMED | CHUNK_SEEN | CHUNK_HUGE;
+    r->chunk[1].hot = r->chunk[1].backoff = 3;
+    chunk_forget(r, 1);
+    g_assert(chunk_is_bare(r, 1) && !r->chunk[1].flags && !r->chunk[1].hot);
+    /* the others have pages that are outside */
+    chunk_forget(r, 0);
+    chunk_forget(r, 2);
+    g_assert(chunk_is_live(r, 0) && chunk_is_live(r, 2));
+    g_assert(page_state(r, 0) == PAGE_OUTSIDE);
+    page_set(r, 600, PAGE_UNIQUE);
+    region_check(r);
+    page_set(r, 600, PAGE_HOLE);
+    g_assert(chunk_is_live(r, 1));
+    region_check(r);
+    made_end(r);
 }
 
 static void made_and_refused(void *opaque)
@@ -470,6 +589,8 @@ int main(int argc, char **argv)
     g_test_add_func("/region/attributes", test_attributes);
     g_test_add_func("/region/map-fails", test_map_fails);
     g_test_add_func("/region/state", test_state);
+    g_test_add_func("/region/bare", test_bare);
+    g_test_add_func("/region/kept", test_kept);
     g_test_add_func("/region/leaks", test_leaks);
     g_test_add_func("/region/check", test_check);
     return g_test_run();

@@ -22,11 +22,11 @@ static bool is_as_asked(KsmEngine *e, const StoreAnswer *a, KsmRegion **r,
 {
     PageState s;
 
-    if (a->id / CHUNK_PAGES >= e->dir.len) {
+    if (a->id / GROUP_PAGES >= e->dir.len) {
         return false;
     }
     *r = directory_page(&e->dir, a->id, page);
-    if (!*r || (*r)->leaving) {
+    if (!*r || (*r)->leaving || *page >= (*r)->n_pages) {
         return false;
     }
     s = page_state(*r, *page);
@@ -117,10 +117,11 @@ static unsigned wanted_run(KsmEngine *e, const StoreAnswer *a, unsigned max)
  */
 static bool is_tail(const KsmEngine *e, const StoreAnswer *a, unsigned n)
 {
-    const KsmDirEntry *d = &e->dir.entry[a->id / CHUNK_PAGES];
+    size_t page;
+    const KsmRegion *r = directory_page(&e->dir, a->id, &page);
 
     return e->cfg.tail && n < TAIL_RUN &&
-           d->region->chunk[d->chunk].gain >= TAIL_PAGES;
+           r->chunk[page / CHUNK_PAGES].gain >= TAIL_PAGES;
 }
 
 static void pages_leave(KsmEngine *e, const StoreAnswer *a, unsigned n)
@@ -187,16 +188,18 @@ static bool ask_all_again(KsmEngine *e)
 {
     for (guint i = 0; i < e->regions->len; i++) {
         KsmRegion *r = g_ptr_array_index(e->regions, i);
-        size_t page;
+        size_t chunk = region_known(r, r->ask_from, r->n_chunks);
+        size_t page = chunk * CHUNK_PAGES;
 
-        if (!r->ask_left) {
+        if (r->ask_from == r->n_chunks) {
             continue;
         }
-        page = --r->ask_left * CHUNK_PAGES;
-        if (!r->ask_left) {
+        r->ask_from = MIN(chunk + 1, r->n_chunks);
+        if (r->ask_from == r->n_chunks) {
             scan_kick(e);       /* it may rest for long */
         }
-        for (unsigned k = 0; k < CHUNK_PAGES; k++, page++) {
+        for (unsigned k = 0; k < CHUNK_PAGES && page < r->n_pages;
+             k++, page++) {
             PageState s = page_state(r, page);
 
             if (s == PAGE_UNIQUE || s == PAGE_EQUAL) {
@@ -240,11 +243,17 @@ static void renew(KsmEngine *e)
         return;
     }
     if (!store_is_gone(e->content.store)) {
-        for (uint64_t i = 0; i < MIN(n, RENEW_MAX) && e->dir.len; i++) {
-            const KsmDirEntry *d = &e->dir.entry[e->renewed++ % e->dir.len];
+        for (uint64_t i = 0; i < MIN(n, RENEW_MAX); i++) {
+            KsmRegion *r;
+            size_t chunk;
 
-            if (d->region && !d->region->leaving && !d->region->rests) {
-                chunk_renew(e, d->region, d->chunk);
+            if (!directory_next(&e->dir, &e->renewed)) {
+                e->renewed = 0;
+                continue;
+            }
+            r = directory_chunk(&e->dir, e->renewed++, &chunk);
+            if (!r->leaving && !r->rests) {
+                chunk_renew(e, r, chunk);
             }
         }
     }
@@ -265,7 +274,7 @@ static void note_loss(KsmEngine *e)
     for (guint i = 0; i < e->regions->len; i++) {
         KsmRegion *r = g_ptr_array_index(e->regions, i);
 
-        r->ask_left = r->n_chunks;
+        r->ask_from = 0;
     }
 }
 
@@ -303,12 +312,13 @@ static void call_parked(KsmEngine *e)
     uint32_t id;
 
     while (asks_call(&e->asks, &id)) {
-        const KsmDirEntry *d = &e->dir.entry[id];
+        size_t chunk;
+        KsmRegion *r = directory_chunk(&e->dir, id, &chunk);
 
-        if (d->region) {
-            d->region->chunk[d->chunk].flags &= ~CHUNK_PARKED;
-            scan_wake(e, &d->region->chunk[d->chunk]);
-            scan_queue(e, d->region, d->chunk);
+        if (r) {
+            r->chunk[chunk].flags &= ~CHUNK_PARKED;
+            scan_wake(e, &r->chunk[chunk]);
+            scan_queue(e, r, chunk);
         }
     }
 }

@@ -71,6 +71,31 @@ static int run_empty(KsmEngine *e, KsmRegion *r, const PageRun *run,
            ? PAGE_FREED : PAGE_FREED | PAGE_BLIND;
 }
 
+/* Where the bare chunks end, from @page on; @page: it is not in one. */
+static size_t bare_until(const KsmRegion *r, size_t page, size_t end)
+{
+    size_t known = region_known(r, page / CHUNK_PAGES, r->n_chunks);
+
+    return CLAMP(known * CHUNK_PAGES, page, end);
+}
+
+/* A run of a chunk that is not bare.  0 or -errno. */
+static int known_empty(KsmEngine *e, KsmRegion *r, const PageRun *run,
+                       bool lazy)
+{
+    bool later = lazy && !run_is_kernels(r, run->page);
+    int state = run_empty(e, r, run, later);
+
+    if (run->mapped || run->barred || !later) {
+        page_chunk(r, run->page)->flags |= CHUNK_VISIT;
+    }
+    if (state < 0) {
+        return state;
+    }
+    content_leave_run(&e->content, r, run, state);
+    return 0;
+}
+
 int discard_range(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
                   DiscardKind kind)
 {
@@ -78,18 +103,28 @@ int discard_range(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
     size_t end = page + n;
 
     while (page < end) {
-        PageRun run = region_run(r, page, end);
-        bool later = lazy && !run_is_kernels(r, page);
-        int state = run_empty(e, r, &run, later);
+        size_t next = bare_until(r, page, end);
+        int ret;
 
-        if (run.mapped || run.barred || !later) {
-            page_chunk(r, page)->flags |= CHUNK_VISIT;
+        if (lazy && next > page) {
+            /* what was populated since the last look is to be freed lazily */
+            dirty_find(&e->dirty, r, page / CHUNK_PAGES,
+                       (next - 1) / CHUNK_PAGES + 1);
+            next = bare_until(r, page, end);
         }
-        if (state < 0) {
-            return state;
+        if (next > page) {
+            ret = prim.advise(page_addr(r, page), (next - page) * PAGE_BYTES,
+                              MADV_DONTNEED);
+        } else {
+            PageRun run = region_run(r, page, end);
+
+            ret = known_empty(e, r, &run, lazy);
+            next = page + run.n;
         }
-        content_leave_run(&e->content, r, &run, state);
-        page += run.n;
+        if (ret < 0) {
+            return ret;
+        }
+        page = next;
     }
     if (kind == DISCARD_HINT) {
         r->free_hinted += n;
@@ -115,8 +150,10 @@ static int settle_pages(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
         r->state[page + i] &= ~PAGE_BLIND;
         r->history[page + i] = 0;
     }
-    page_chunk(r, page)->flags &= ~CHUNK_BLIND;
-    page_chunk(r, page)->flags |= CHUNK_VISIT;
+    if (!chunk_is_bare(r, page / CHUNK_PAGES)) {
+        page_chunk(r, page)->flags &= ~CHUNK_BLIND;
+        page_chunk(r, page)->flags |= CHUNK_VISIT;
+    }
     return ret;
 }
 

@@ -129,7 +129,6 @@ static void engine_connect(KsmEngine *e)
     e->dirty = (KsmDirty) {
         .uffd = e->uffd,
         .wp_async = e->dirty.wp_async,
-        .tags = !engine_zero_only(e),
         .source = e->cfg.dirty,
         .kinds = &e->kinds,
         .content = &e->content,
@@ -442,14 +441,14 @@ static bool region_enter(KsmEngine *e, KsmRegion *r, GError **error)
         return false;
     }
     if (!engine_zero_only(e)) {
-        ret = content_reserve(&e->content, pages);
+        ret = content_reserve_store(&e->content, pages);
     }
     ret = ret < 0 ? ret : directory_enter(&e->dir, r);
     if (ret == -EFBIG) {
         g_set_error(error, KSM_ERROR, KSM_ERROR_RESOURCES,
                     "cannot manage %zu more pages: an engine has room for "
                     "%zu, of which %zu are in use", r->n_pages,
-                    DIR_MAX * CHUNK_PAGES, used);
+                    DIR_MAX * GROUP_PAGES, used);
         return false;
     }
     if (ret < 0) {
@@ -480,6 +479,7 @@ static KsmRegion *region_make(KsmEngine *e, void *addr, size_t len, int node,
 
     er->engine = e;
     region_init(r, addr, len, node, ops, opaque);
+    r->tagged = !engine_zero_only(e);
     why = admit(r);
     if (why) {
         g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,
@@ -557,6 +557,17 @@ KsmRegion *ksm_region_add(KsmEngine *engine, void *addr, size_t len, int node,
     return r;
 }
 
+static void chunk_drop(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    size_t page = chunk * CHUNK_PAGES;
+
+    for (unsigned i = 0; i < CHUNK_PAGES && r->chunk[chunk].held; i++, page++) {
+        if (page_state(r, page) != PAGE_OUTSIDE) {
+            content_leave(&e->content, r, page, PAGE_HOLE);
+        }
+    }
+}
+
 /*
  * Called and left with the lock held, but others have it in between: only the
  * index may still name the region's pages, until they are dropped.
@@ -569,14 +580,10 @@ static void region_drop(KsmEngine *e, KsmRegion *r)
     scan_forget(e, r);
     tail_forget(e, r);
     tail_tell(e);
-    for (size_t i = 0; i < r->n_pages; i++) {
-        if (page_state(r, i) != PAGE_OUTSIDE) {
-            content_leave(&e->content, r, i, PAGE_HOLE);
-        }
-        if (i % CHUNK_PAGES == CHUNK_PAGES - 1) {
-            lock_release(&e->lock);
-            lock_take(&e->lock);
-        }
+    REGION_FOREACH_KNOWN(r, c, 0, r->n_chunks) {
+        chunk_drop(e, r, c);
+        lock_release(&e->lock);
+        lock_take(&e->lock);
     }
     directory_leave(&e->dir, r);
     ksm_freer_forget(e->freer, r->addr, r->len);
@@ -643,15 +650,23 @@ static bool ages_forget(KsmEngine *e)
     for (guint i = 0; e->forget && i < e->regions->len; i++) {
         KsmRegion *r = g_ptr_array_index(e->regions, i);
 
-        for (unsigned n = 0; n < FORGET_CHUNKS && r->forget_left; n++) {
-            KsmChunk *c = &r->chunk[--r->forget_left];
+        for (unsigned n = 0;
+             n < FORGET_CHUNKS && r->forget_from < r->n_chunks; n++) {
+            size_t chunk = region_known(r, r->forget_from, r->n_chunks);
+            KsmChunk *c = &r->chunk[chunk];
 
-            memset(r->history + r->forget_left * CHUNK_PAGES, 0, CHUNK_PAGES);
+            r->forget_from = MIN(chunk + 1, r->n_chunks);
+            if (chunk == r->n_chunks) {
+                break;
+            }
+            if (c->flags & CHUNK_LIVE) {
+                memset(r->history + chunk * CHUNK_PAGES, 0, CHUNK_PAGES);
+            }
             c->flags |= CHUNK_VISIT | CHUNK_CHECK;
             c->wait = c->backoff = c->hot = c->hot_wait = 0;
             c->tried = 0;
         }
-        if (r->forget_left) {
+        if (r->forget_from < r->n_chunks) {
             return true;
         }
     }
@@ -668,6 +683,7 @@ static bool engine_upkeep(KsmEngine *e, bool *crowded)
     IndexWork work = index_step(&e->content.index);
     bool more = store_tidy(e->content.store);
 
+    index_room(&e->content.index);
     more |= answers_take(e) | asks_drop(&e->asks, e->scan.pass);
     more |= follow_step(e);
     *crowded = work == INDEX_CROWDED || ages_forget(e);
@@ -691,6 +707,7 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
         prim.now_ns() < e->scan.due) {
         /* between passes only answers and what was freed is looked after */
         do {
+            index_room(&e->content.index);
             more = answers_take(e);
             more |= e->run && (discard_settle(e) || scan_ripe(e) ||
                                follow_step(e));
@@ -719,6 +736,26 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
     return pause;
 }
 
+#define DISCARD_PAGES   (16 * CHUNK_PAGES)  /* at once: a millisecond or two */
+
+/* Called and left with the lock held; others have it in between. */
+static int discard_pieces(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
+                          DiscardKind kind)
+{
+    size_t end = page + n, next;
+    int ret = 0;
+
+    for (; page < end && ret == 0; page = next) {
+        next = MIN((page / DISCARD_PAGES + 1) * DISCARD_PAGES, end);
+        ret = discard_range(e, r, page, next - page, kind);
+        if (next < end) {
+            lock_release(&e->lock);
+            lock_take(&e->lock);
+        }
+    }
+    return ret;
+}
+
 int ksm_discard(KsmRegion *region, size_t offset, size_t len)
 {
     KsmEngine *e = region_engine(region);
@@ -727,7 +764,7 @@ int ksm_discard(KsmRegion *region, size_t offset, size_t len)
 
     lock_take(&e->lock);
     if (!e->dead && region_pages(region, offset, len, &page, &n)) {
-        ret = discard_range(e, region, page, n, DISCARD_ZEROES);
+        ret = discard_pieces(e, region, page, n, DISCARD_ZEROES);
     }
     lock_release(&e->lock);
     return ret;
@@ -741,7 +778,7 @@ int ksm_free_hint(KsmRegion *region, size_t offset, size_t len)
 
     lock_take(&e->lock);
     if (!e->dead && region_pages(region, offset, len, &page, &n)) {
-        ret = discard_range(e, region, page, n, DISCARD_HINT);
+        ret = discard_pieces(e, region, page, n, DISCARD_HINT);
     }
     lock_release(&e->lock);
     return ret;
@@ -778,7 +815,7 @@ void ksm_rescan(KsmEngine *engine)
     for (guint i = 0; i < engine->regions->len; i++) {
         KsmRegion *r = g_ptr_array_index(engine->regions, i);
 
-        r->forget_left = r->n_chunks;
+        r->forget_from = 0;
     }
     vmas_recount(&engine->vmas);
     engine->forget = true;

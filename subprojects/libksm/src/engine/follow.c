@@ -75,21 +75,22 @@ static bool chunk_next(KsmEngine *e)
     unsigned taken = 0;
 
     for (unsigned i = 0; i < SKIP_STEP && taken < TAKE_STEP; i++) {
-        const KsmDirEntry *d;
+        KsmRegion *r;
+        size_t chunk;
 
-        if (f->at >= e->dir.len) {
+        if (!directory_next(&e->dir, &f->at)) {
             f->at = 0;
             f->due = prim.now_ns() + (f->moved ? 0 : AGAIN_NS);
             f->left = f->moved = 0;
             return false;
         }
-        d = &e->dir.entry[f->at++];
-        if (!d->region || d->region->leaving || d->region->rests ||
-            d->region->unmerging || !d->region->chunk[d->chunk].mapped) {
+        r = directory_chunk(&e->dir, f->at++, &chunk);
+        if (r->leaving || r->rests || r->unmerging ||
+            !r->chunk[chunk].mapped) {
             continue;
         }
         taken++;
-        if (chunk_take(e, d->region, d->chunk)) {
+        if (chunk_take(e, r, chunk)) {
             f->phase = FOLLOW_OFFER;
             f->id = f->at - 1;
             f->until = prim.now_ns() + ANSWER_NS;
@@ -258,7 +259,8 @@ static void chunk_step(KsmEngine *e, KsmRegion *r, size_t chunk)
 bool follow_step(KsmEngine *e)
 {
     KsmFollow *f = &e->follow;
-    const KsmDirEntry *d;
+    KsmRegion *r;
+    size_t chunk;
     uint64_t cpu;
     bool more = true;
 
@@ -275,9 +277,9 @@ bool follow_step(KsmEngine *e)
     if (f->phase == FOLLOW_NEXT) {
         more = chunk_next(e);
     } else {
-        d = &e->dir.entry[f->id];
-        if (f->id < e->dir.len && d->region && !d->region->leaving) {
-            chunk_step(e, d->region, d->chunk);
+        r = directory_chunk(&e->dir, f->id, &chunk);
+        if (r && !r->leaving) {
+            chunk_step(e, r, chunk);
         } else {
             f->phase = FOLLOW_NEXT;
         }

@@ -21,9 +21,10 @@ void ripen_add(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (c->flags & (CHUNK_RIPENING | CHUNK_QUEUED)) {
         return;
     }
+    chunk_know(r, chunk);
     c->flags |= CHUNK_RIPENING;
     new = g_new(Ripening, 1);
-    *new = (Ripening) { prim.now_ns(), c->id };
+    *new = (Ripening) { prim.now_ns(), chunk_id(r, chunk) };
     g_queue_push_tail(&e->ripening, new);
 }
 

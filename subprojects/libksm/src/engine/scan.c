@@ -69,6 +69,7 @@ void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
         s->again = true;
         return;
     }
+    chunk_know(r, chunk);
     c->flags |= CHUNK_QUEUED;
     s->ripe[s->n_ripe++] = page_id(r, chunk * CHUNK_PAGES);
 }
@@ -86,9 +87,10 @@ void scan_forget(KsmEngine *e, KsmRegion *r)
 {
     KsmScan *s = &e->scan;
     unsigned kept = 0;
+    size_t page;
 
     for (unsigned i = 0; i < s->n_ripe; i++) {
-        if (e->dir.entry[s->ripe[i] / CHUNK_PAGES].region != r) {
+        if (directory_page(&e->dir, s->ripe[i], &page) != r) {
             s->ripe[kept++] = s->ripe[i];
         }
     }
@@ -248,7 +250,9 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     chunk_set_lazy(r, c, 0);
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
         all |= e->scan.kinds[i];
-        page_look(e, r, first + i, e->scan.kinds[i]);
+        if (e->scan.kinds[i] || (c->flags & CHUNK_LIVE)) {
+            page_look(e, r, first + i, e->scan.kinds[i]);
+        }
     }
     tail_look(e, r, chunk);
     c->flags &= ~(CHUNK_HUGE | CHUNK_CHECK);
@@ -258,6 +262,7 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     if ((all & PM_PRESENT) && !(c->flags & CHUNK_ARMED)) {
         dirty_arm(&e->dirty, r, chunk);
     }
+    e->scan.empty = !all;
     return true;
 }
 
@@ -342,23 +347,33 @@ static void page_tag_or_ask(KsmEngine *e, KsmRegion *r, size_t page,
     }
 }
 
+/* Without tags. */
+static void zero_or_unique(KsmEngine *e, KsmRegion *r, size_t page, bool zero)
+{
+    if (!zero) {
+        content_leave(&e->content, r, page, PAGE_UNIQUE);
+        age_miss(r, page);
+    } else if (page_state(r, page) != PAGE_ZEROES) {
+        content_leave(&e->content, r, page, PAGE_ZEROES);
+    }
+}
+
 static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
                           uint64_t hash64)
 {
-    uint32_t again = content_tag_again(r, hash64);
-    /* as before: it may have been moved, and not written */
-    uint32_t hash = r->tag[page] == again ? again : content_tag(r, hash64);
+    uint32_t again = content_tag_again(r, hash64), hash;
 
+    if (engine_zero_only(e)) {
+        zero_or_unique(e, r, page, hash64 == e->hasher.zero);
+        return;
+    }
+    /* as before: it may have been moved, and not written */
+    hash = r->tag[page] == again ? again : content_tag(r, hash64);
     if (hash64 == e->hasher.zero) {
         if (page_state(r, page) != PAGE_ZEROES) {
             content_leave(&e->content, r, page, PAGE_ZEROES);
             r->tag[page] = hash;
         }
-        return;
-    }
-    if (engine_zero_only(e)) {
-        content_leave(&e->content, r, page, PAGE_UNIQUE);
-        age_miss(r, page);
         return;
     }
     if (r->dirty == KSM_DIRTY_CHECKSUM && !checksum_quiet(e, r, page, hash)) {
@@ -426,10 +441,11 @@ static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk)
 static void partners_queue(KsmEngine *e)
 {
     for (unsigned i = 0; i < e->plan.n_partners; i++) {
-        const KsmDirEntry *d = &e->dir.entry[e->plan.partner[i]];
+        size_t chunk;
+        KsmRegion *r = directory_chunk(&e->dir, e->plan.partner[i], &chunk);
 
-        scan_wake(e, &d->region->chunk[d->chunk]);
-        scan_queue(e, d->region, d->chunk);
+        scan_wake(e, &r->chunk[chunk]);
+        scan_queue(e, r, chunk);
     }
 }
 
@@ -554,7 +570,9 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     c->flags |= CHUNK_SEEN;
     e->total.scan_time += prim.cpu_ns() - cpu;
     broken_look(e, r, chunk);
-    if (store_is_remote(e->content.store)) {
+    if (e->scan.empty && !c->held) {
+        chunk_forget(r, chunk);
+    } else if (store_is_remote(e->content.store)) {
         ripen_add(e, r, chunk);
     } else {
         chunk_merge(e, r, chunk);
@@ -589,16 +607,17 @@ static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
 /* Queues one that is ripe now; false: there is none. */
 static bool ripened(KsmEngine *e)
 {
-    const KsmDirEntry *d;
+    KsmRegion *r;
+    size_t chunk;
     uint32_t id;
 
     if (!ripen_take(e, &id)) {
         return false;
     }
-    d = &e->dir.entry[id];
-    if (d->region) {
-        d->region->chunk[d->chunk].flags &= ~CHUNK_RIPENING;
-        scan_queue(e, d->region, d->chunk);
+    r = directory_chunk(&e->dir, id, &chunk);
+    if (r) {
+        r->chunk[chunk].flags &= ~CHUNK_RIPENING;
+        scan_queue(e, r, chunk);
     }
     return true;
 }
@@ -689,11 +708,31 @@ static uint64_t pass_rest(const KsmEngine *e)
     return MAX(idle, MIN((cost - s->hash_time) * REST_SHARE, REST_MAX_NS));
 }
 
+/*
+ * What was populated is known now.  Room for all of it in the index: while that
+ * is empty it costs nothing, and later it is moved.
+ */
+static void regions_seen(KsmEngine *e)
+{
+    size_t held = 0;
+
+    for (guint i = 0; i < e->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        r->seen |= !r->rests && e->run;
+        held += region_held(r);
+    }
+    if (!engine_zero_only(e)) {
+        index_fit(&e->content.index, held);
+    }
+}
+
 static void pass_end(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
 
     e->total.full_scans++;
+    regions_seen(e);
     s->phase = PHASE_START;
     s->settle -= s->settle > 0;
     asks_send(&e->asks);
@@ -717,8 +756,8 @@ static void pass_end(KsmEngine *e)
 /* Once a pass for each chunk of a piece. */
 static void waits_count(KsmRegion *r, size_t chunk, size_t end)
 {
-    for (; chunk < end; chunk++) {
-        KsmChunk *c = &r->chunk[chunk];
+    REGION_FOREACH_KNOWN(r, i, chunk, end) {
+        KsmChunk *c = &r->chunk[i];
 
         c->parked = 0;
         if (c->wait && --c->wait == 0) {
@@ -737,8 +776,10 @@ static void step_sync(KsmEngine *e)
     e->dirty.again = false;
     waits_count(s->region, s->chunk, end);
     tail_pass(e, s->region, s->chunk, end);
+    cpu = prim.cpu_ns() - cpu;
+    dirty_took(&e->dirty, end - s->chunk, cpu);
     s->chunk = end;
-    e->total.scan_time += prim.cpu_ns() - cpu;
+    e->total.scan_time += cpu;
 }
 
 static bool chunk_in_phase(const KsmChunk *c, ScanPhase phase)
@@ -758,34 +799,48 @@ static bool chunk_has_books(const KsmScan *s, const KsmChunk *c)
            (s->chunk + s->pass) % CHECK_PASSES == 0;
 }
 
+/* The next chunk of which something is known, where the cursor is then. */
+static size_t chunk_next(KsmScan *s)
+{
+    s->chunk = region_known(s->region, s->chunk, s->region->n_chunks);
+    return s->chunk;
+}
+
 /* A region that rests. */
 static void step_account(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
     KsmRegion *r = s->region;
+    size_t from = s->chunk;
 
-    for (unsigned i = 0; i < SKIP_STEP && s->chunk < r->n_chunks; i++) {
-        size_t chunk = s->chunk++;
+    for (unsigned i = 0; i < SKIP_STEP; i++) {
+        size_t chunk = chunk_next(s);
 
-        s->visited++;
+        if (chunk == r->n_chunks) {
+            break;
+        }
+        s->chunk = chunk + 1;
         if (chunk_has_books(s, &r->chunk[chunk])) {
             chunk_account(e, r, chunk);
             break;
         }
     }
+    s->visited += s->chunk - from;
 }
 
 static void step_visit(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
     KsmRegion *r = s->region;
+    size_t from = s->chunk;
 
-    for (unsigned i = 0; i < SKIP_STEP && s->chunk < r->n_chunks; i++) {
-        size_t chunk = s->chunk++;
+    for (unsigned i = 0; i < SKIP_STEP; i++) {
+        size_t chunk = chunk_next(s);
 
-        if (s->phase == PHASE_REST) {
-            s->visited++;
+        if (chunk == r->n_chunks) {
+            break;
         }
+        s->chunk = chunk + 1;
         if (chunk_in_phase(&r->chunk[chunk], s->phase) &&
             r->chunk[chunk].visited_in != (uint8_t)s->pass) {
             r->chunk[chunk].visited_in = s->pass;
@@ -795,6 +850,7 @@ static void step_visit(KsmEngine *e)
             break;
         }
     }
+    s->visited += s->phase == PHASE_REST ? s->chunk - from : 0;
 }
 
 /* At the end of a region: go on to the next, or phase. */

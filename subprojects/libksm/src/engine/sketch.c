@@ -117,11 +117,12 @@ bool ksm_engine_get_sketch(KsmEngine *engine, KsmSketch *sketch)
     *sketch = (KsmSketch) { 0 };
     lock_take(&e->lock);
     has = store_group(e->content.store, &group) && group.generation;
-    for (size_t i = 0; has && i < e->dir.len; i++) {
-        const KsmDirEntry *d = &e->dir.entry[i];
+    for (uint32_t id = 0; has && directory_next(&e->dir, &id); id++) {
+        size_t chunk;
+        const KsmRegion *r = directory_chunk(&e->dir, id, &chunk);
 
-        if (d->region && !d->region->leaving) {
-            chunk_sketch(e, d->region, d->chunk, sketch);
+        if (!r->leaving) {
+            chunk_sketch(e, r, chunk, sketch);
         }
         lock_release(&e->lock);
         lock_take(&e->lock);

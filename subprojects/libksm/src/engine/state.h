@@ -48,6 +48,7 @@ typedef struct KsmScan {
     unsigned n_ripe;
     uint64_t starved;       /* ns; since when nothing could be asked; 0 */
     bool again;             /* something was left for a pass soon */
+    bool empty;             /* nothing is populated in the chunk looked at */
     unsigned settle;        /* passes until the engine may count as idle */
     uint8_t kinds[CHUNK_PAGES]; /* PM_* of the chunk being visited */
 } KsmScan;

@@ -52,6 +52,8 @@ static void region_reasons(const KsmRegion *r, KsmStats *s)
     uint64_t *why = s->reasons;
 
     why[KSM_REASON_NOT_SCANNED] += n[PAGE_NEW] - r->n_written;
+    /* until a pass has looked, whatever is a hole may be populated */
+    why[KSM_REASON_NOT_SCANNED] += r->seen ? 0 : n[PAGE_HOLE];
     why[KSM_REASON_VOLATILE] += r->n_written;
     why[KSM_REASON_UNIQUE] += n[PAGE_UNIQUE];
     why[KSM_REASON_PINNED] += n[PAGE_PINNED];

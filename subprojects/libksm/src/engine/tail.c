@@ -244,21 +244,21 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
     }
     kernel_ask(&e->tail);
     may = !e->tail.refused && !region_inhibited(r);
-    for (; chunk < end; chunk++) {
-        KsmChunk *c = &r->chunk[chunk];
+    REGION_FOREACH_KNOWN(r, i, chunk, end) {
+        KsmChunk *c = &r->chunk[i];
 
         if (!is_quiet(c)) {
             c->tail_tries = 0;
         }
         if (c->flags & CHUNK_TAIL) {
             /* the books may be old: page tables are asked each CHECK_PASSES */
-            if (seems_vain(e, c) && !chunk_has_merged(e, r, chunk)) {
-                chunk_take(e, r, chunk, e->tail.eager ? 1 : chunk_rest(c));
+            if (seems_vain(e, c) && !chunk_has_merged(e, r, i)) {
+                chunk_take(e, r, i, e->tail.eager ? 1 : chunk_rest(c));
             }
         } else if (!is_left(e, r, c)) {
             c->tail_wait = MAX(c->tail_wait, QUIET_PASSES);
         } else if (may) {
-            chunk_consider(e, r, chunk);
+            chunk_consider(e, r, i);
         }
     }
 }
@@ -335,9 +335,9 @@ int tail_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     int ret = 0;
 
     r->unmerging++;
-    for (; chunk < end; chunk++) {
-        if (r->chunk[chunk].flags & CHUNK_TAIL) {
-            int err = chunk_take(e, r, chunk, QUIET_PASSES);
+    REGION_FOREACH_KNOWN(r, i, chunk, end) {
+        if (r->chunk[i].flags & CHUNK_TAIL) {
+            int err = chunk_take(e, r, i, QUIET_PASSES);
 
             ret = ret < 0 ? ret : err;
             lock_release(&e->lock);
@@ -350,7 +350,7 @@ int tail_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 
 void tail_forget(KsmEngine *e, KsmRegion *r)
 {
-    for (size_t i = 0; i < r->n_chunks && e->tail.chunks; i++) {
+    REGION_FOREACH_KNOWN(r, i, 0, r->n_chunks) {
         e->tail.chunks -= !!(r->chunk[i].flags & CHUNK_TAIL);
     }
 }

@@ -19,13 +19,162 @@ static bool state_maps(PageState s)
     return s == PAGE_MERGED || s == PAGE_BROKEN;
 }
 
+static bool state_holds(PageState s)
+{
+    return s != PAGE_HOLE && s != PAGE_OUTSIDE;
+}
+
+void chunk_know(KsmRegion *r, size_t chunk)
+{
+    KsmGroup *g = &r->group[chunk / GROUP_CHUNKS];
+
+    if (!g->known) {
+        r->meta_bytes += GROUP_CHUNKS * sizeof(*r->chunk);
+    }
+    g->known |= UINT64_C(1) << (chunk % GROUP_CHUNKS);
+}
+
+void chunk_want(KsmRegion *r, size_t chunk)
+{
+    chunk_know(r, chunk);
+    r->chunk[chunk].flags |= CHUNK_VISIT;
+}
+
+/* What is kept of pages: pages of such memory are shared by some chunks. */
+typedef struct Kept {
+    char *at;               /* a page of it: what is kept of @chunk is there */
+    uint64_t mask;          /* chunks of the group that have theirs there */
+} Kept;
+
+#define KEPT_MAX 3u
+
+static Kept kept_page(void *array, size_t bytes, size_t chunk)
+{
+    size_t at = chunk * CHUNK_PAGES * bytes / PAGE_BYTES;
+    unsigned n = PAGE_BYTES / (CHUNK_PAGES * bytes);
+    unsigned first = chunk % GROUP_CHUNKS / n * n;
+
+    return (Kept) {
+        (char *)array + at * PAGE_BYTES,
+        ((UINT64_C(1) << n) - 1) << first,
+    };
+}
+
+G_STATIC_ASSERT(PAGE_BYTES % (CHUNK_PAGES * sizeof(uint32_t)) == 0);
+G_STATIC_ASSERT(GROUP_CHUNKS * CHUNK_PAGES % PAGE_BYTES == 0);
+
+static unsigned chunk_kept(const KsmRegion *r, size_t chunk, Kept *kept)
+{
+    kept[0] = kept_page(r->state, sizeof(*r->state), chunk);
+    kept[1] = kept_page(r->history, sizeof(*r->history), chunk);
+    kept[2] = kept_page(r->tag, sizeof(*r->tag), chunk);
+    return r->tagged ? KEPT_MAX : KEPT_MAX - 1;
+}
+
+/*
+ * Before anything is kept of its pages.  The memory for it is asked for: read
+ * first, each page would cost another fault and a TLB shootdown.
+ */
+static void chunk_enliven(KsmRegion *r, size_t chunk)
+{
+    KsmGroup *g = &r->group[chunk / GROUP_CHUNKS];
+    Kept kept[KEPT_MAX];
+    unsigned n = chunk_kept(r, chunk, kept);
+
+    chunk_know(r, chunk);
+    for (unsigned i = 0; i < n; i++) {
+        if (!(g->live & kept[i].mask)) {
+            prim.advise(kept[i].at, PAGE_BYTES, MADV_POPULATE_WRITE);
+            r->meta_bytes += PAGE_BYTES;
+        }
+    }
+    r->chunk[chunk].flags |= CHUNK_LIVE;
+    g->live |= UINT64_C(1) << (chunk % GROUP_CHUNKS);
+}
+
+/* All that is kept of its pages is zeroes, and has no memory if it need not. */
+static void chunk_deaden(KsmRegion *r, size_t chunk)
+{
+    KsmGroup *g = &r->group[chunk / GROUP_CHUNKS];
+    size_t page = chunk * CHUNK_PAGES;
+    Kept kept[KEPT_MAX];
+    unsigned n = chunk_kept(r, chunk, kept);
+
+    /* as states are, of holes; calls below may fail */
+    memset(r->history + page, 0, CHUNK_PAGES * sizeof(*r->history));
+    if (r->tagged) {
+        memset(r->tag + page, 0, CHUNK_PAGES * sizeof(*r->tag));
+    }
+    g->live &= ~(UINT64_C(1) << (chunk % GROUP_CHUNKS));
+    for (unsigned i = 0; i < n; i++) {
+        if (!(g->live & kept[i].mask)) {
+            prim.advise(kept[i].at, PAGE_BYTES, MADV_DONTNEED);
+            r->meta_bytes -= PAGE_BYTES;
+        }
+    }
+}
+
+void chunk_forget(KsmRegion *r, size_t chunk)
+{
+    const uint16_t idle = CHUNK_ARMED | CHUNK_HUGE | CHUNK_SEEN | CHUNK_LIVE;
+    KsmGroup *g = &r->group[chunk / GROUP_CHUNKS];
+    KsmChunk *c = &r->chunk[chunk];
+    size_t page = chunk * CHUNK_PAGES;
+
+    if (c->held || c->runs || (c->flags & ~idle) ||
+        page < region_first(r) || page + CHUNK_PAGES > region_end(r)) {
+        return;
+    }
+    if (c->flags & CHUNK_LIVE) {
+        chunk_deaden(r, chunk);
+    }
+    chunk_set_lazy(r, c, 0);
+    *c = (KsmChunk) { 0 };
+    g->known &= ~(UINT64_C(1) << (chunk % GROUP_CHUNKS));
+    if (!g->known) {
+        r->meta_bytes -= GROUP_CHUNKS * sizeof(*c);
+    }
+}
+
+size_t region_known(const KsmRegion *r, size_t chunk, size_t end)
+{
+    while (chunk < end) {
+        uint64_t known = r->group[chunk / GROUP_CHUNKS].known >>
+                         (chunk % GROUP_CHUNKS);
+
+        if (known) {
+            return MIN(chunk + __builtin_ctzll(known), end);
+        }
+        chunk = (chunk / GROUP_CHUNKS + 1) * GROUP_CHUNKS;
+    }
+    return end;
+}
+
+/* Writes nothing if it is so: the page may be of a bare chunk. */
+static void joined_set(KsmRegion *r, size_t page, bool joined)
+{
+    if (!!(r->state[page] & PAGE_JOINED) != joined) {
+        r->state[page] ^= PAGE_JOINED;
+    }
+}
+
 void page_set(KsmRegion *r, size_t page, PageState state)
 {
-    KsmChunk *c = &r->chunk[page / CHUNK_PAGES];
-    uint8_t old = r->state[page];
-    PageState was = old & PAGE_STATE_MASK;
-    int gain = state_gains(state) - state_gains(was);
+    size_t chunk = page / CHUNK_PAGES;
+    KsmChunk *c = &r->chunk[chunk];
+    PageState was;
+    uint8_t old;
+    int gain;
 
+    if (!(c->flags & CHUNK_LIVE)) {
+        if (state == PAGE_HOLE) {
+            return;
+        }
+        chunk_enliven(r, chunk);
+    }
+    old = r->state[page];
+    was = old & PAGE_STATE_MASK;
+    gain = state_gains(state) - state_gains(was);
     if (old & PAGE_WRITTEN) {
         c->written--;
         r->n_written -= was == PAGE_NEW;
@@ -35,6 +184,7 @@ void page_set(KsmRegion *r, size_t page, PageState state)
     }
     r->count[was]--;
     r->count[state]++;
+    c->held += state_holds(state) - state_holds(was);
     c->fresh += (state == PAGE_NEW) - (was == PAGE_NEW);
     c->gain += gain;
     r->gain[c->why_not] += gain;
@@ -45,7 +195,7 @@ void page_set(KsmRegion *r, size_t page, PageState state)
     c->kernel += (state == PAGE_KERNEL) - (was == PAGE_KERNEL);
     r->state[page] = state;
     if (state_maps(was) && !state_maps(state) && page + 1 < r->n_pages) {
-        r->state[page + 1] &= ~PAGE_JOINED;
+        joined_set(r, page + 1, false);
     }
 }
 
@@ -102,12 +252,6 @@ bool region_joined(const KsmRegion *r, size_t page)
     }
     return state_maps(s) && state_maps(before) &&
            (r->state[page] & PAGE_JOINED);
-}
-
-static void joined_set(KsmRegion *r, size_t page, bool joined)
-{
-    r->state[page] &= ~PAGE_JOINED;
-    r->state[page] |= joined ? PAGE_JOINED : 0;
 }
 
 void page_break(KsmRegion *r, size_t page)
@@ -237,6 +381,8 @@ void region_init(KsmRegion *r, void *addr, size_t len, int node,
     r->base = (char *)base;
     r->n_chunks = (end - base) / CHUNK_BYTES;
     r->n_pages = r->n_chunks * CHUNK_PAGES;
+    r->n_groups = (r->n_chunks + GROUP_CHUNKS - 1) / GROUP_CHUNKS;
+    r->forget_from = r->ask_from = r->n_chunks;
     r->node = node;
     r->salt = (uint32_t)(node + 1) * UINT32_C(0x9e3779b1);
     r->ops = ops;
@@ -244,12 +390,21 @@ void region_init(KsmRegion *r, void *addr, size_t len, int node,
     r->policy = -1;
 }
 
-static void *meta_map(KsmRegion *r, size_t len)
+/*
+ * In small pages: a huge one would stand for what is kept of gigabytes, of which
+ * little may be populated.
+ */
+static void *meta_map(size_t len)
 {
+    void *p;
+
     len = ROUND_UP_TO(len, PAGE_BYTES);
-    r->meta_bytes += len;
-    return prim.map(NULL, len, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    p = prim.map(NULL, len, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p) {
+        prim.advise(p, len, MADV_NOHUGEPAGE);
+    }
+    return p;
 }
 
 static void meta_unmap(void *p, size_t len)
@@ -259,32 +414,34 @@ static void meta_unmap(void *p, size_t len)
     }
 }
 
+/* Groups, and the chunks behind them. */
+static size_t groups_len(const KsmRegion *r)
+{
+    return r->n_groups * sizeof(*r->group) + r->n_chunks * sizeof(*r->chunk);
+}
+
+/* What is not of the region, in its first chunk or its last. */
+static void outside_set(KsmRegion *r, size_t from, size_t to)
+{
+    for (size_t i = from; i < to; i++) {
+        page_set(r, i, PAGE_OUTSIDE);
+    }
+}
+
 int region_alloc(KsmRegion *r)
 {
-    size_t first = region_first(r), last = region_end(r);
-
-    r->tag = meta_map(r, r->n_pages * sizeof(*r->tag));
-    r->state = meta_map(r, r->n_pages);
-    r->history = meta_map(r, r->n_pages);
-    r->chunk = meta_map(r, r->n_chunks * sizeof(*r->chunk));
-    if (!r->tag || !r->state || !r->history || !r->chunk) {
+    r->tag = meta_map(r->n_pages * sizeof(*r->tag));
+    r->state = meta_map(r->n_pages);
+    r->history = meta_map(r->n_pages);
+    r->group = meta_map(groups_len(r));
+    if (!r->tag || !r->state || !r->history || !r->group) {
         return -ENOMEM;
     }
-    /* read first, each page would cost two faults */
-    prim.advise(r->state, ROUND_UP_TO(r->n_pages, PAGE_BYTES),
-                MADV_POPULATE_WRITE);
-    r->count[PAGE_NEW] = r->n_pages;
-    for (size_t i = 0; i < r->n_chunks; i++) {
-        r->chunk[i].fresh = CHUNK_PAGES;
-        r->chunk[i].flags = CHUNK_VISIT;
-    }
-    for (size_t i = 0; i < r->n_pages; i++) {
-        if (i < first || i >= last) {
-            page_set(r, i, PAGE_OUTSIDE);
-        } else {
-            page_mark(r, i, true);
-        }
-    }
+    r->chunk = (KsmChunk *)(r->group + r->n_groups);
+    r->meta_bytes = r->n_groups * sizeof(*r->group);
+    r->count[PAGE_HOLE] = r->n_pages;
+    outside_set(r, 0, region_first(r));
+    outside_set(r, region_end(r), r->n_pages);
     return 0;
 }
 
@@ -293,7 +450,33 @@ void region_fini(KsmRegion *r)
     meta_unmap(r->tag, r->n_pages * sizeof(*r->tag));
     meta_unmap(r->state, r->n_pages);
     meta_unmap(r->history, r->n_pages);
-    meta_unmap(r->chunk, r->n_chunks * sizeof(*r->chunk));
+    meta_unmap(r->group, groups_len(r));
+}
+
+static bool chunk_is_zeroes(const KsmRegion *r, size_t chunk)
+{
+    size_t page = chunk * CHUNK_PAGES;
+    const KsmChunk *c = &r->chunk[chunk];
+
+    return bytes_are_zero((const char *)(r->state + page), CHUNK_PAGES) &&
+           bytes_are_zero((const char *)(r->history + page), CHUNK_PAGES) &&
+           bytes_are_zero((const char *)(r->tag + page),
+                          CHUNK_PAGES * sizeof(*r->tag)) &&
+           (!chunk_is_bare(r, chunk) ||
+            bytes_are_zero((const char *)c, sizeof(*c)));
+}
+
+/* What has no memory, or need not have, is zeroes. */
+static void groups_check(const KsmRegion *r)
+{
+    for (size_t i = 0; i < r->n_chunks; i++) {
+        uint64_t bit = UINT64_C(1) << (i % GROUP_CHUNKS);
+        const KsmGroup *g = &r->group[i / GROUP_CHUNKS];
+
+        g_assert(!(g->live & ~g->known));
+        g_assert(!!(g->live & bit) == chunk_is_live(r, i));
+        g_assert((g->live & bit) || chunk_is_zeroes(r, i));
+    }
 }
 
 void region_check(KsmRegion *r)
@@ -302,14 +485,16 @@ void region_check(KsmRegion *r)
     uint64_t sum[KSM_REASON_MAX] = { 0 };
     uint64_t written = 0, lazy = 0;
 
+    groups_check(r);
     for (size_t i = 0; i < r->n_chunks; i++) {
         unsigned fresh = 0, marked = 0, gain = 0, mapped = 0, broken = 0;
-        unsigned given = 0, again = 0, kernel = 0;
+        unsigned given = 0, again = 0, kernel = 0, held = 0;
 
         for (size_t p = i * CHUNK_PAGES; p < (i + 1) * CHUNK_PAGES; p++) {
             PageState s = page_state(r, p);
 
             count[s]++;
+            held += state_holds(s);
             fresh += s == PAGE_NEW;
             gain += state_gains(s);
             mapped += state_maps(s);
@@ -323,6 +508,7 @@ void region_check(KsmRegion *r)
         }
         sum[r->chunk[i].why_not] += gain;
         lazy += r->chunk[i].lazy;
+        g_assert(r->chunk[i].held == held);
         g_assert(r->chunk[i].fresh == fresh);
         g_assert(r->chunk[i].written == marked);
         g_assert(r->chunk[i].gain == gain);

@@ -8,6 +8,19 @@
  * a state, what the state is about (a hash or a slot of the pool), and the
  * history smart scan needs.  Everything that counts pages is changed in one
  * place, page_set(), so that the counters cannot drift from the states.
+ *
+ * Most of a big region may never be populated, so only what is costs memory and
+ * time.  A chunk of which nothing is known is *bare*: a hole, as far as anybody
+ * knows.  All that is kept of it is zeroes, which is how the kernel gives us
+ * memory that nobody has written; so nothing is written when a region is added,
+ * and nothing read when it is walked: 64 chunks are a group, which has a bit
+ * for each that is not bare.  The dirty source asks the page tables about bare
+ * chunks, many at a time.
+ *
+ * The danger: a page of a bare chunk is something else than a hole, and nobody
+ * looks.  Why it is safe: page_set() makes its chunk *live* first, and a chunk
+ * becomes bare again only if none of its pages is anything else.  What is
+ * populated meanwhile is found as it was found the first time.
  */
 #ifndef KSM_REGION_H
 #define KSM_REGION_H
@@ -36,13 +49,13 @@
  * What is left to the kernel (engine/tail.h) is KERNEL while that has it merged.
  */
 typedef enum PageState {
+    PAGE_HOLE,          /* not populated; 0: memory never written says so */
     PAGE_NEW,           /* content not known */
     PAGE_UNIQUE,        /* hashed (tag); nothing equal known */
     PAGE_EQUAL,         /* hashed (tag); something equal was seen */
     PAGE_ZEROES,        /* hashed: zeroes, but still populated */
     PAGE_MERGED,        /* maps a slot of the pool (tag) */
     PAGE_BROKEN,        /* in a mapping of the pool, copied on write since */
-    PAGE_HOLE,          /* not populated */
     PAGE_GIVEN,         /* was zeroes, given back, not populated since */
     PAGE_FREED,         /* the owner does not need it until written */
     PAGE_SWAPPED,       /* swapped out, or poisoned: left alone */
@@ -71,9 +84,20 @@ typedef enum PageState {
 #define CHUNK_PARKED    0x80u   /* it will be called: asks.h */
 #define CHUNK_RIPENING  0x100u  /* its merging waits: ripen.h */
 #define CHUNK_TAIL      0x200u  /* left to the kernel's KSM: MADV_MERGEABLE */
+#define CHUNK_LIVE      0x400u  /* what is kept of its pages has memory */
 
-typedef struct KsmChunk {
+#define GROUP_CHUNKS    64u
+#define GROUP_PAGES     (GROUP_CHUNKS * CHUNK_PAGES)
+
+typedef struct KsmGroup {
+    uint64_t known;     /* bit for each chunk that is not bare */
+    uint64_t live;      /* ... that has CHUNK_LIVE */
     uint32_t id;        /* in the engine's directory */
+} KsmGroup;
+
+/* Bare: all zeroes. */
+typedef struct KsmChunk {
+    uint16_t held;      /* pages neither HOLE nor OUTSIDE */
     uint16_t fresh;     /* pages that are NEW */
     uint16_t written;   /* pages with PAGE_WRITTEN */
     uint16_t gain;      /* pages EQUAL or ZEROES: what merging may save */
@@ -115,6 +139,8 @@ struct KsmRegion {
     void *opaque;
     KsmDirtySource dirty;
     bool leaving;           /* being removed: not to be merged any more */
+    bool seen;              /* a whole pass has looked for what is populated */
+    bool tagged;            /* tags will be written: more than zeroes merge */
     bool tracking;          /* registered for async write-protect */
     bool registered;        /* ... or part of it is, which is of no use */
     const char *inhibited;  /* what the op said last */
@@ -134,14 +160,16 @@ struct KsmRegion {
     uint8_t *state;
     /* high 4 bits: age, low: passes to skip; BROKEN: looks, see broken.c */
     uint8_t *history;
-    KsmChunk *chunk;
-    size_t meta_bytes;
+    KsmGroup *group;
+    KsmChunk *chunk;        /* behind the groups */
+    size_t n_groups;
+    size_t meta_bytes;      /* of all that, what has memory */
     uint64_t count[PAGE_STATES];
     uint64_t n_written;     /* pages NEW and PAGE_WRITTEN */
     uint64_t gain[KSM_REASON_MAX];  /* of all chunks, by their reason */
     uint64_t lazy;          /* of all chunks */
-    size_t forget_left;     /* chunks whose ages are to be forgotten */
-    size_t ask_left;        /* chunks to be asked about again */
+    size_t forget_from;     /* chunks from there on: forget their ages */
+    size_t ask_from;        /* ... ask about them again; n_chunks: none */
     uint64_t runs;
     /* counts since added; added to the engine's totals */
     uint64_t merged, cow_broken, free_hinted, pinned, busy, verify_failed;
@@ -173,7 +201,24 @@ static inline KsmChunk *page_chunk(const KsmRegion *r, size_t page)
 
 static inline uint32_t page_id(const KsmRegion *r, size_t page)
 {
-    return r->chunk[page / CHUNK_PAGES].id * CHUNK_PAGES + page % CHUNK_PAGES;
+    return r->group[page / GROUP_PAGES].id * GROUP_PAGES + page % GROUP_PAGES;
+}
+
+static inline uint32_t chunk_id(const KsmRegion *r, size_t chunk)
+{
+    return r->group[chunk / GROUP_CHUNKS].id * GROUP_CHUNKS +
+           chunk % GROUP_CHUNKS;
+}
+
+static inline bool chunk_is_bare(const KsmRegion *r, size_t chunk)
+{
+    return !(r->group[chunk / GROUP_CHUNKS].known >> (chunk % GROUP_CHUNKS) &
+             1);
+}
+
+static inline bool chunk_is_live(const KsmRegion *r, size_t chunk)
+{
+    return r->chunk[chunk].flags & CHUNK_LIVE;
 }
 
 /* Is the page in a mapping of the pool? */
@@ -206,6 +251,31 @@ void page_break(KsmRegion *r, size_t page);
 
 /* Marks a page as written, or not, since the last look. */
 void page_mark(KsmRegion *r, size_t page, bool written);
+
+/* From now on the chunk is not bare, though all of its pages may be holes. */
+void chunk_know(KsmRegion *r, size_t chunk);
+
+/* Scan has something to do there. */
+void chunk_want(KsmRegion *r, size_t chunk);
+
+/*
+ * The chunk, of which nothing is populated, is bare again if nothing else is
+ * known of it; what was kept of it goes back to the kernel.
+ */
+void chunk_forget(KsmRegion *r, size_t chunk);
+
+/* The first chunk from @chunk on that is not bare, or @end. */
+size_t region_known(const KsmRegion *r, size_t chunk, size_t end);
+
+#define REGION_FOREACH_KNOWN(r, c, from, end)                   \
+    for (size_t c = region_known(r, from, end); c < (end);      \
+         c = region_known(r, c + 1, end))
+
+/* Pages that are neither holes nor outside. */
+static inline size_t region_held(const KsmRegion *r)
+{
+    return r->n_pages - r->count[PAGE_HOLE] - r->count[PAGE_OUTSIDE];
+}
 
 /* Why the chunk's gain is not merged: KsmReason. */
 void chunk_set_reason(KsmRegion *r, KsmChunk *c, KsmReason reason);

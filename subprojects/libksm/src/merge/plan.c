@@ -124,7 +124,7 @@ static void publish(KsmPlan *p, uint32_t slot)
     uint32_t met = content_publish(p->content, slot);
     uint32_t id = met / CHUNK_PAGES;
 
-    if (met == PLACE_NONE || id == p->region->chunk[p->chunk].id ||
+    if (met == PLACE_NONE || id == chunk_id(p->region, p->chunk) ||
         (p->n_partners && p->partner[p->n_partners - 1] == id)) {
         return;
     }
@@ -615,7 +615,7 @@ static bool put_off(KsmPlan *p, KsmChunk *c)
     if (!(c->flags & CHUNK_PARKED) && c->parked < PARKED_MAX) {
         c->flags |= CHUNK_PARKED;
         c->parked++;
-        (p->busy == p->offered ? asks_park_busy : asks_park)(p->asks, c->id);
+        (p->busy == p->offered ? asks_park_busy : asks_park)(p->asks, chunk_id(p->region, p->chunk));
     }
     chunk_set_reason(p->region, c, KSM_REASON_NOT_SCANNED);
     c->tried = c->gain;

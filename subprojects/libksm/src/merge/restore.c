@@ -330,10 +330,12 @@ int restore_clean(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
 static size_t skip_unmapped(const KsmRegion *r, size_t page)
 {
     size_t chunk = page / CHUNK_PAGES;
-    size_t last = MIN(chunk + SKIP_CHUNKS, r->n_chunks);
 
-    while (chunk < last && !r->chunk[chunk].mapped) {
-        chunk++;
+    for (unsigned n = 0; n < SKIP_CHUNKS; n++, chunk++) {
+        chunk = region_known(r, chunk, r->n_chunks);
+        if (chunk == r->n_chunks || r->chunk[chunk].mapped) {
+            break;
+        }
     }
     return MAX(page, chunk * CHUNK_PAGES);
 }

@@ -53,13 +53,6 @@ int content_reserve_store(KsmContent *c, size_t pages)
     return store_reserve(c->store, pages + kept);
 }
 
-int content_reserve(KsmContent *c, size_t pages)
-{
-    int ret = index_reserve(&c->index, pages);
-
-    return ret < 0 ? ret : content_reserve_store(c, pages);
-}
-
 static inline void page_drop(KsmContent *c, KsmRegion *r, size_t page)
 {
     PageState was = page_state(r, page);

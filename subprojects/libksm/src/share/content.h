@@ -32,9 +32,10 @@ typedef struct KsmContent {
 void content_init(KsmContent *c, const KsmDirectory *dir, KsmStore *store);
 void content_free(KsmContent *c);
 
-/* Room for @pages of guest memory in both.  0 or -ENOMEM. */
-int content_reserve(KsmContent *c, size_t pages);
-/* ... in the store, whatever slots are kept for forked children. */
+/*
+ * Room for @pages of guest memory in the store, whatever slots are kept for
+ * forked children.  0 or -ENOMEM.
+ */
 int content_reserve_store(KsmContent *c, size_t pages);
 
 /* 64 bits of hash to the 32 that are kept. */

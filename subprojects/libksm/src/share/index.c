@@ -20,6 +20,9 @@ G_STATIC_ASSERT(sizeof(IndexLine) == 64);
  */
 #define LINE_LOAD_X10 102
 
+#define ROOM_MIN    1024u   /* entries: more than are made between two looks */
+#define FIT_SHARE   8u      /* of the lines are needed: it is too big */
+
 /* Lines of the old table that are moved at once: about 0.2 ms. */
 #define STEP_LINES 64u
 /* ... and given back, or populated, at once: a huge page. */
@@ -118,6 +121,29 @@ int index_reserve(KsmIndex *x, size_t n)
         return 0;
     }
     return index_grow(x, n_lines);
+}
+
+void index_room(KsmIndex *x)
+{
+    if (!x->old.line &&
+        lines_for(x->count + ROOM_MIN) > x->now.n_lines) {
+        /* if it fails, pages find no place, and it is tried again */
+        index_grow(x, MAX(2 * x->now.n_lines, lines_for(2 * ROOM_MIN)));
+    }
+}
+
+void index_fit(KsmIndex *x, size_t n)
+{
+    size_t n_lines = lines_for(MAX(n, x->count) + ROOM_MIN);
+
+    if (x->old.line) {
+        return;
+    }
+    if (n_lines > x->now.n_lines) {
+        index_grow(x, MAX(n_lines, x->count ? 2 * x->now.n_lines : 0));
+    } else if (n_lines * FIT_SHARE < x->now.n_lines) {
+        index_grow(x, 2 * n_lines);
+    }
 }
 
 static bool line_put(IndexLine *l, uint32_t hash, uint32_t place)

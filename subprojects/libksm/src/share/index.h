@@ -61,6 +61,7 @@ typedef struct KsmIndex {
     void *opaque;
 } KsmIndex;
 
+/* Without any room, to begin with. */
 void index_init(KsmIndex *x, IndexHash hash_of, void *opaque);
 void index_free(KsmIndex *x);
 
@@ -72,6 +73,14 @@ void index_free(KsmIndex *x);
 int index_reserve(KsmIndex *x, size_t n);
 /* What a table for @n entries takes; the one before stays until it is done. */
 size_t index_table_bytes(size_t n);
+
+/* To be called often: room for some more than there are, if it is not growing. */
+void index_room(KsmIndex *x);
+/*
+ * As big as for @n entries, or for those there are; smaller if it is much too
+ * big.
+ */
+void index_fit(KsmIndex *x, size_t n);
 
 typedef enum IndexWork {
     INDEX_DONE,         /* nothing to move */

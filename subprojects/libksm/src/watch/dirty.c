@@ -10,6 +10,11 @@
  * tables, which cost memory and make UFFDIO_MOVE fail.  A newly populated page
  * is not protected and thus counts as written.
  *
+ * Where nothing is known (bare chunks), whatever the source, the page tables are
+ * asked what is populated: a look at their upper levels, where they are empty.
+ * They are asked about many groups at once, as many as take a millisecond: the
+ * tables of memory that was given back are still there, and long to walk.
+ *
  * Each first write to a protected page costs the guest a fault.  So chunks that
  * are written again and again are asked about less and less often, up to every
  * eighth pass.  Small pages that were freed lazily are not protected at all
@@ -22,10 +27,14 @@
 #include "watch/dirty.h"
 
 #define HOT_MAX 3   /* log2 of the passes a hot chunk is left alone */
+#define REACH_MAX   8192u                   /* groups */
+#define REACH_NS    UINT64_C(1000000)       /* longer: fewer at once ... */
+#define REACH_MORE_NS (REACH_NS / 4)        /* less: more */
 
 void dirty_init(KsmDirty *d)
 {
     d->bitmap = g_malloc0(PIECE_PAGES / 8);
+    d->reach = 1;
 }
 
 void dirty_fini(KsmDirty *d)
@@ -71,6 +80,31 @@ void dirty_track(KsmDirty *d, KsmRegion *r, char *addr, size_t len)
     }
 }
 
+/* Where the pages end, from @page on, that are in the pool's mappings as it is. */
+static size_t alike_until(const KsmRegion *r, size_t page, size_t end)
+{
+    bool mapped = r->chunk[page / CHUNK_PAGES].mapped &&
+                  page_is_mapped(r, page);
+
+    while (page < end) {
+        size_t chunk = page / CHUNK_PAGES;
+
+        if (r->chunk[chunk].mapped) {
+            if (page_is_mapped(r, page) != mapped) {
+                break;
+            }
+            page++;
+        } else if (mapped) {
+            break;
+        } else {
+            /* nor has a bare one any */
+            chunk = region_known(r, chunk + 1, r->n_chunks);
+            page = chunk * CHUNK_PAGES;
+        }
+    }
+    return MIN(page, end);
+}
+
 /*
  * Calls for each run of pages up to *@until that is not in a mapping of the
  * pool; where that fails is left there.
@@ -78,23 +112,21 @@ void dirty_track(KsmDirty *d, KsmRegion *r, char *addr, size_t len)
 static int for_own_pages(const KsmDirty *d, KsmRegion *r,
                          int (*fn)(const UffdRange *range), size_t *until)
 {
-    size_t end = *until, n;
+    size_t end = *until, next;
 
-    for (size_t i = region_first(r); i < end; i += n) {
-        bool mapped = page_is_mapped(r, i);
+    for (size_t i = region_first(r); i < end; i = next) {
+        UffdRange range = { d->uffd, page_addr(r, i), 0 };
+        int ret;
 
-        n = 1;
-        while (i + n < end && page_is_mapped(r, i + n) == mapped) {
-            n++;
+        next = alike_until(r, i, end);
+        if (r->chunk[i / CHUNK_PAGES].mapped && page_is_mapped(r, i)) {
+            continue;
         }
-        if (!mapped) {
-            UffdRange range = { d->uffd, page_addr(r, i), n * PAGE_BYTES };
-            int ret = fn(&range);
-
-            if (ret < 0) {
-                *until = i;
-                return ret;
-            }
+        range.len = (next - i) * PAGE_BYTES;
+        ret = fn(&range);
+        if (ret < 0) {
+            *until = i;
+            return ret;
         }
     }
     return 0;
@@ -149,7 +181,7 @@ void dirty_resume(KsmDirty *d, KsmRegion *r)
         return;
     }
     register_all(d, r);
-    for (size_t c = 0; c < r->n_chunks; c++) {
+    REGION_FOREACH_KNOWN(r, c, 0, r->n_chunks) {
         r->chunk[c].flags |= CHUNK_VISIT | CHUNK_CHECK;
     }
 }
@@ -210,6 +242,10 @@ static void chunk_apply(KsmDirty *d, KsmRegion *r, size_t chunk,
     }
     if (!any && !c->written) {
         c->hot = 0;
+        return;
+    }
+    if (!(c->flags & CHUNK_LIVE)) {
+        c->flags |= CHUNK_VISIT;
         return;
     }
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
@@ -298,18 +334,6 @@ static int pagemap_ask_but_blind(KsmDirty *d, KsmRegion *r, size_t from,
     return ret;
 }
 
-/*
- * Our own memory that will be written: read first, each page would cost another
- * fault and a TLB shootdown.
- */
-static void meta_populate(void *from, size_t len)
-{
-    uintptr_t start = (uintptr_t)from / PAGE_BYTES * PAGE_BYTES;
-
-    prim.advise((void *)start, ROUND_UP_TO((uintptr_t)from + len - start,
-                                           PAGE_BYTES), MADV_POPULATE_WRITE);
-}
-
 void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk)
 {
     size_t first = chunk * CHUNK_PAGES;
@@ -317,10 +341,6 @@ void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk)
     size_t to = MIN(first + CHUNK_PAGES, region_end(r));
 
     r->chunk[chunk].flags |= CHUNK_ARMED;
-    if (d->tags) {
-        meta_populate(r->tag + first, CHUNK_PAGES * sizeof(*r->tag));
-    }
-    meta_populate(r->history + first, CHUNK_PAGES);
     if (r->tracking) {
         pagemap_ask_but_blind(d, r, from, to, from, NULL);
     }
@@ -410,55 +430,106 @@ static void unasked(KsmRegion *r, size_t chunk, size_t end, bool look)
     }
 }
 
-/* Chunks that were empty and are not any more. */
-static void populated(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
+static void found_new(KsmRegion *r, const PmRange *found)
 {
-    size_t n;
+    size_t page = (found->start - (uintptr_t)r->base) / PAGE_BYTES;
+    size_t end = (found->end - (uintptr_t)r->base) / PAGE_BYTES;
 
-    for (size_t c = chunk; c < end; c += n) {
-        PmScan scan = {
-            .fd = d->kinds->pagemap,
-            .start = (uintptr_t)page_addr(r, MAX(c * CHUNK_PAGES,
-                                                 region_first(r))),
-            .any = PM_PRESENT | PM_SWAPPED,
-            .tell = PM_PRESENT,
-            .vec = d->kinds->ranges,
-            .vec_len = N_RANGES,
-        };
-        ssize_t got;
-
-        n = 0;
-        while (c + n < end && !(r->chunk[c + n].flags & CHUNK_ARMED)) {
-            n++;
-        }
-        if (!n) {
-            n = 1;
-            continue;
-        }
-        scan.end = (uintptr_t)page_addr(r, MIN((c + n) * CHUNK_PAGES,
-                                               region_end(r)));
-        got = prim.pagemap(&scan);
-        for (ssize_t i = 0; i < got; i++) {
-            size_t from = (scan.vec[i].start - (uintptr_t)r->base) /
-                          CHUNK_BYTES;
-            size_t to = (scan.vec[i].end - 1 - (uintptr_t)r->base) /
-                        CHUNK_BYTES;
-
-            for (; from <= to; from++) {
-                r->chunk[from].flags |= CHUNK_VISIT;
-            }
+    if (!(found->kinds & PM_PRESENT) || (found->kinds & PM_ZEROPFN)) {
+        return;
+    }
+    for (; page < end; page++) {
+        if (page_state(r, page) == PAGE_HOLE) {
+            page_set(r, page, PAGE_NEW);
+            page_mark(r, page, true);
         }
     }
 }
 
+typedef enum FoundAs {
+    FOUND_WANTED,       /* scan looks at the chunk */
+    FOUND_NEW,          /* ... and its pages are NEW already */
+} FoundAs;
+
+/* Chunks [@from, @to) are not armed: which have something in them? */
+static void unarmed_ask(KsmDirty *d, KsmRegion *r, size_t from, size_t to,
+                        FoundAs as)
+{
+    PmScan scan = {
+        .fd = d->kinds->pagemap,
+        .start = (uintptr_t)page_addr(r, MAX(from * CHUNK_PAGES,
+                                             region_first(r))),
+        .end = (uintptr_t)page_addr(r, MIN(to * CHUNK_PAGES, region_end(r))),
+        .any = PM_PRESENT | PM_SWAPPED,
+        .tell = PM_PRESENT | (as == FOUND_NEW ? PM_ZEROPFN : 0),
+        .vec = d->kinds->ranges,
+        .vec_len = N_RANGES,
+    };
+
+    while (scan.start < scan.end) {
+        ssize_t got = prim.pagemap(&scan);
+
+        for (ssize_t i = 0; i < got; i++) {
+            size_t c = (scan.vec[i].start - (uintptr_t)r->base) / CHUNK_BYTES;
+            size_t last = (scan.vec[i].end - 1 - (uintptr_t)r->base) /
+                          CHUNK_BYTES;
+
+            for (; c <= last; c++) {
+                chunk_want(r, c);
+            }
+            if (as == FOUND_NEW) {
+                found_new(r, &scan.vec[i]);
+            }
+        }
+        if (got < 0 || scan.walk_end <= scan.start) {
+            d->again = true;
+            break;
+        }
+        scan.start = scan.walk_end;
+    }
+}
+
+/* Chunks that were empty and are not any more. */
+static void populated(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
+{
+    /* a log is about to name those written: others are quiet, from the start */
+    FoundAs as = r->seen || r->dirty != KSM_DIRTY_LOG ? FOUND_WANTED
+                                                      : FOUND_NEW;
+    size_t n;
+
+    for (size_t c = chunk; c < end; c += MAX(n, 1)) {
+        n = 0;
+        if (!r->group[c / GROUP_CHUNKS].known) {
+            n = end - c;        /* nor do the groups behind it: reach() */
+        }
+        while (c + n < end && !(r->chunk[c + n].flags & CHUNK_ARMED)) {
+            n++;
+        }
+        if (n) {
+            unarmed_ask(d, r, c, c + n, as);
+        }
+    }
+}
+
+void dirty_find(KsmDirty *d, KsmRegion *r, size_t from, size_t to)
+{
+    unarmed_ask(d, r, from, to, FOUND_NEW);
+}
+
 static void log_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
 {
+    bool known = r->group[chunk / GROUP_CHUNKS].known;
     size_t lo = MAX(chunk * CHUNK_PAGES, region_first(r));
     size_t hi = MIN(end * CHUNK_PAGES, region_end(r));
     size_t shift = lo - chunk * CHUNK_PAGES;
     unsigned long *bits = d->bitmap;
     size_t words = (end - chunk) * CHUNK_PAGES / 64;
 
+    if (!known) {
+        /* what was written there was found populated, or is gone again */
+        r->ops->dirty_sync(r->opaque, lo - region_first(r), hi - lo, bits);
+        return;
+    }
     memset(bits, 0, words * sizeof(*bits));
     if (!r->ops->dirty_sync(r->opaque, lo - region_first(r), hi - lo, bits)) {
         memset(bits, 0xff, words * sizeof(*bits));
@@ -475,7 +546,7 @@ static void log_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
             bits[i / 64] &= ~(1ul << (i % 64));
         }
     }
-    for (size_t c = chunk; c < end; c++) {
+    REGION_FOREACH_KNOWN(r, c, chunk, end) {
         chunk_apply(d, r, c, bits + (c - chunk) * CHUNK_PAGES / 64);
     }
 }
@@ -497,30 +568,62 @@ static void lazy_look(KsmRegion *r, size_t chunk, size_t end, bool look)
 /* Without a source: everything not merged is looked at, every pass. */
 static void checksum_sync(KsmRegion *r, size_t chunk, size_t end)
 {
-    for (size_t c = chunk; c < end; c++) {
+    REGION_FOREACH_KNOWN(r, c, chunk, end) {
         r->chunk[c].flags |= CHUNK_VISIT;
     }
 }
 
-size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, uint64_t pass)
+/* At most a group. */
+static void group_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end,
+                       bool look)
 {
-    bool look = pass % CHECK_PASSES == 0;
-    size_t end = MIN(chunk + PIECE_PAGES / CHUNK_PAGES, r->n_chunks);
-
     switch (r->dirty) {
     case KSM_DIRTY_LOG:
+        /* asked also where nothing is known: it is to forget what was there */
         log_sync(d, r, chunk, end);
         lazy_look(r, chunk, end, look);
         break;
     case KSM_DIRTY_PAGEMAP:
         pagemap_sync(d, r, chunk, end);
         unasked(r, chunk, end, look);
-        populated(d, r, chunk, end);
         break;
     default:
         checksum_sync(r, chunk, end);
         unasked(r, chunk, end, look);
         break;
     }
+}
+
+/* The end of the group, or of as many bare ones as may be asked at once. */
+static size_t reach(const KsmDirty *d, const KsmRegion *r, size_t chunk)
+{
+    size_t g = chunk / GROUP_CHUNKS, n = 0;
+
+    while (n < d->reach && g + n < r->n_groups && !r->group[g + n].known) {
+        n++;
+    }
+    return MIN((g + MAX(n, 1)) * GROUP_CHUNKS, r->n_chunks);
+}
+
+size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, uint64_t pass)
+{
+    size_t end = reach(d, r, chunk);
+
+    populated(d, r, chunk, end);
+    for (size_t c = chunk; c < end; c += GROUP_CHUNKS) {
+        if (r->group[c / GROUP_CHUNKS].known || r->dirty == KSM_DIRTY_LOG) {
+            group_sync(d, r, c, MIN(c + GROUP_CHUNKS, end),
+                       pass % CHECK_PASSES == 0);
+        }
+    }
     return end;
+}
+
+void dirty_took(KsmDirty *d, size_t chunks, uint64_t ns)
+{
+    if (ns > REACH_NS) {
+        d->reach = MAX(d->reach / 2, 1);
+    } else if (ns < REACH_MORE_NS && chunks >= d->reach * GROUP_CHUNKS) {
+        d->reach = MIN(d->reach * 2, REACH_MAX);
+    }
 }

@@ -16,22 +16,22 @@
 #include "base/kinds.h"
 #include "share/content.h"
 
-#define PIECE_PAGES (64u * CHUNK_PAGES)     /* it is asked by 128 MiB */
+#define PIECE_PAGES GROUP_PAGES     /* it is asked by 128 MiB */
 /* Passes between looks at merged pages where the source does not tell. */
 #define CHECK_PASSES 4u
 
 typedef struct KsmDirty {
     int uffd;               /* async write-protect, if the kernel has it: */
     bool wp_async;
-    bool tags;              /* of pages will be written: more than zeroes */
     KsmDirtySource source;  /* as configured */
     KsmKinds *kinds;
     KsmContent *content;    /* which written pages leave */
     unsigned long *bitmap;  /* of a piece */
+    size_t reach;           /* groups without anything known: asked at once */
     bool again;             /* set: some chunks were put off to a later pass */
 } KsmDirty;
 
-/* The fields above are set, but for the bitmap. */
+/* The fields above are set, but for the bitmap and the reach. */
 void dirty_init(KsmDirty *d);
 void dirty_fini(KsmDirty *d);
 
@@ -54,10 +54,16 @@ void dirty_resume(KsmDirty *d, KsmRegion *r);
 int dirty_pause(KsmDirty *d, KsmRegion *r);
 
 /*
- * Asks about a piece of at most PIECE_PAGES that begins at @chunk, once in a
- * @pass; returns the chunk after it.
+ * Asks about a group of chunks that begins at @chunk, or about many of which
+ * nothing is known, once in a @pass; returns the chunk after them.
  */
 size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, uint64_t pass);
+
+/* Asking about so many chunks took @ns: decides how many are asked about. */
+void dirty_took(KsmDirty *d, size_t chunks, uint64_t ns);
+
+/* What is populated in chunks [@from, @to), which are bare, is NEW now. */
+void dirty_find(KsmDirty *d, KsmRegion *r, size_t from, size_t to);
 
 /* Starts tracking a chunk that was found populated. */
 void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk);
