@@ -14,7 +14,9 @@
  * those through a pointer (loadvm, an incoming migration).
  *
  * Asking needs the BQL, for which the merging thread must not wait: the bits
- * pass through a bitmap.
+ * pass through a bitmap.  Parts of it without a bit are passed over when they
+ * are taken, and a part has no memory while all of its bits are set, or none
+ * ever was: of a terabyte that is mostly so.
  */
 
 #include "qemu/osdep.h"
@@ -50,6 +52,15 @@ static void physical_memory_dirty_bits_cleared(ram_addr_t start,
 /* A sync takes at most this much RAM with written pages. */
 #define PIECE_WORDS (256 * 1024 * 1024ul / KSM_PAGE_SIZE / BITS_PER_LONG)
 #define BLOCK_WORDS (DIRTY_MEMORY_BLOCK_SIZE / BITS_PER_LONG)
+/* What the engine asks about at once: 128 MiB. */
+#define PART_PAGES (128 * 1024 * 1024ul / KSM_PAGE_SIZE)
+#define PART_WORDS (PART_PAGES / BITS_PER_LONG)
+
+typedef enum LogPart {
+    PART_NONE,              /* no bit is set ... */
+    PART_SOME,
+    PART_ALL,               /* all count as set, though none of them is */
+} LogPart;
 
 struct KsmLog {
     RAMBlock *block;
@@ -57,6 +68,7 @@ struct KsmLog {
     size_t synced;          /* words that this sync is done with */
     bool unknown;           /* all count as written before this sync */
     unsigned long *written;
+    uint8_t *part;          /* LogPart of each PART_WORDS of that */
     QLIST_ENTRY(KsmLog) next;
 };
 
@@ -83,6 +95,7 @@ KsmLog *ksm_log_new(RAMBlock *block)
     log->block = block;
     log->words = BITS_TO_LONGS(pages);
     log->written = bitmap_new(pages);
+    log->part = g_new0(uint8_t, DIV_ROUND_UP(log->words, PART_WORDS));
     log->unknown = true;
     QLIST_INSERT_HEAD(&logs, log, next);
     return log;
@@ -92,6 +105,7 @@ void ksm_log_free(KsmLog *log)
 {
     QLIST_REMOVE(log, next);
     g_free(log->written);
+    g_free(log->part);
     g_free(log);
 }
 
@@ -123,6 +137,30 @@ void ksm_log_switch(bool on)
     trace_ksm_log_switch(on, global_dirty_tracking);
 }
 
+static void words_take(KsmLog *log, size_t word, unsigned long bits)
+{
+    uint8_t *part = &log->part[word / PART_WORDS];
+
+    if (*part != PART_ALL) {
+        *part = PART_SOME;
+        log->written[word] |= bits;
+    }
+}
+
+/* All pages count as written. */
+static void log_fill(KsmLog *log)
+{
+    for (size_t from = 0; from < log->words; from += PART_WORDS) {
+        size_t n = MIN(PART_WORDS, log->words - from);
+
+        if (log->part[from / PART_WORDS] == PART_SOME) {
+            bitmap_fill(log->written + from, n * BITS_PER_LONG);
+        } else {
+            log->part[from / PART_WORDS] = PART_ALL;
+        }
+    }
+}
+
 /* Words of the block's bitmap; true if any bit was set. */
 static bool log_take_words(KsmLog *log, size_t from, size_t to)
 {
@@ -137,7 +175,7 @@ static bool log_take_words(KsmLog *log, size_t from, size_t to)
         unsigned long *word = &all->blocks[at / BLOCK_WORDS][at % BLOCK_WORDS];
 
         if (qatomic_read(word)) {
-            log->written[from] |= qatomic_xchg(word, 0);
+            words_take(log, from, qatomic_xchg(word, 0));
             any = true;
         }
     }
@@ -188,7 +226,7 @@ static bool log_sync(void)
         }
         if (log->unknown) {
             log->unknown = false;
-            bitmap_fill(log->written, log->words * BITS_PER_LONG);
+            log_fill(log);
         }
     }
     in_sync = false;
@@ -217,25 +255,60 @@ uint64_t ksm_log_time(void)
     return cpu_ns;
 }
 
+/* The pages from @page on, up to @end, from bit @i of @bitmap on. */
+static void bits_take(KsmLog *log, size_t page, size_t end,
+                      unsigned long *bitmap, size_t i)
+{
+    while (page < end) {
+        size_t n = 1;
+
+        if (!log->written[BIT_WORD(page)]) {
+            n = BITS_PER_LONG - page % BITS_PER_LONG;
+        } else if (test_and_clear_bit(page, log->written)) {
+            set_bit(i, bitmap);
+        }
+        page += n;
+        i += n;
+    }
+}
+
+/* The same, of one part. */
+static void part_take(KsmLog *log, size_t page, size_t end,
+                      unsigned long *bitmap, size_t i)
+{
+    uint8_t *part = &log->part[page / PART_PAGES];
+    size_t from = page / PART_PAGES * PART_WORDS;
+    size_t n = MIN(PART_WORDS, log->words - from);
+    bool whole = page % PART_PAGES == 0 &&
+                 DIV_ROUND_UP(end, BITS_PER_LONG) == from + n;
+
+    if (*part == PART_ALL && whole) {
+        bitmap_set(bitmap, i, end - page);
+    } else if (*part == PART_ALL) {
+        bitmap_fill(log->written + from, n * BITS_PER_LONG);
+        *part = PART_SOME;
+    }
+    if (*part == PART_SOME) {
+        bits_take(log, page, end, bitmap, i);
+    }
+    if (whole) {
+        *part = PART_NONE;
+    }
+}
+
 bool ksm_log_take(KsmLog *log, size_t first_page, size_t n_pages,
                   unsigned long *bitmap)
 {
+    size_t end = first_page + n_pages, next;
+
     if (!qatomic_read(&log_on)) {
         return false;
     }
-    for (size_t i = 0; i < n_pages; ) {
-        size_t page = first_page + i;
-        unsigned long *word = &log->written[BIT_WORD(page)];
-
-        if (!*word) {
-            i += BITS_PER_LONG - page % BITS_PER_LONG;
-            continue;
+    for (size_t page = first_page; page < end; page = next) {
+        next = MIN(ROUND_UP(page + 1, PART_PAGES), end);
+        if (log->part[page / PART_PAGES] != PART_NONE) {
+            part_take(log, page, next, bitmap, page - first_page);
         }
-        if (*word >> page % BITS_PER_LONG & 1) {
-            set_bit(i, bitmap);
-            clear_bit(page, log->written);
-        }
-        i++;
     }
     return true;
 }
