@@ -171,6 +171,28 @@ def group(m: Metrics) -> plt.Figure:
     )
 
 
+def scale(m: Metrics) -> plt.Figure:
+    figure, axes = plt.subplots(figsize=(6, 3.8))
+    for name, label, color in (
+        ("add_ms", "added, ms", OURS),
+        ("remove_ms", "removed, ms", THIRD),
+        ("first_pass_cpu_ms", "first pass, ms of CPU", "#208040"),
+        ("us_per_pass", "an idle pass, us of CPU", THEIRS),
+        ("metadata_mib", "metadata, MiB", "#804080"),
+    ):
+        head = f"{name}_pagemap_"
+        points = sorted(
+            (int(k[len(head) :]), v) for k, v in m.items() if k.startswith(head)
+        )
+        axes.plot(*zip(*points, strict=True), "o-", label=label, color=color)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("GiB registered, of which 512 MiB are populated (pagemap)")
+    axes.set_title("scale: what much memory costs", fontsize=10)
+    axes.legend(fontsize=8)
+    return figure
+
+
 def exhaustive(m: Metrics) -> plt.Figure:
     rows = [n for n in ("2", "3", "4") if f"saved_mib_{n}" in m]
     return _bars(
@@ -210,6 +232,7 @@ PLOTS = {
     "images": images,
     "balloon": balloon,
     "group": group,
+    "scale": scale,
     "exhaustive": exhaustive,
     "density": density,
 }

@@ -32,6 +32,7 @@ BENCHES: dict[str, Callable[[Session], Metrics]] = {
     "shuffle": workers.shuffle,
     "balloon": workers.balloon,
     "group": workers.group,
+    "scale": workers.scale,
     "ask": ask.ask,
     "guests": guests.guests,
     "guest-stall": guests.guest_stall,

@@ -212,6 +212,29 @@ LAYOUTS: dict[str, list[Layout]] = {
             ],
         )
     ],
+    "scale": [
+        Layout(
+            "GiB, source",
+            {
+                f"{source}_{gib}": f"{gib}, {source}"
+                for source in ("pagemap", "log")
+                for gib in (1, 4, 16, 64, 256, 1024)
+            },
+            [
+                Column("added\nms", "add_ms_{}"),
+                Column("first pass\nCPU, ms", "first_pass_cpu_ms_{}"),
+                Column("merged\nCPU, ms", "merged_cpu_ms_{}"),
+                Column("metadata\nMiB", "metadata_mib_{}"),
+                Column("idle\n%", "idle_percent_{}"),
+                Column("a pass\nus", "us_per_pass_{}"),
+                Column("noticed\ns", "noticed_s_{}"),
+                Column("unmerged\nms", "unmerge_ms_{}"),
+                Column("removed\nms", "remove_ms_{}"),
+                Column("wait, busy\nus", "busy_discard_wait_us_{}"),
+                Column("idle\nus", "idle_discard_wait_us_{}"),
+            ],
+        )
+    ],
     "guests": [
         Layout(
             "scope",
@@ -398,7 +421,8 @@ LAYOUTS: dict[str, list[Layout]] = {
 
 #: benches that plots.py draws; the page shows these plots
 PLOTTED = (
-    "ksmpages rescan smart-scan fork stall unit images balloon group exhaustive density"
+    "ksmpages rescan smart-scan fork stall unit images balloon group scale "
+    "exhaustive density"
 ).split()
 
 

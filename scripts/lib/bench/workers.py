@@ -258,6 +258,30 @@ def shuffle(s: Session) -> Metrics:
     return out
 
 
+SCALE_GIB = (1, 4, 16, 64, 256, 1024)
+SCALE_SOURCES = ("pagemap", "log")
+
+
+def scale(s: Session) -> Metrics:
+    """Much memory, of which 512 MiB are populated: what it costs, by its size."""
+    out: Metrics = {}
+    waits = ("settle", 5), ("seconds", 15)
+    for gib in (1, 1024) if s.quick else SCALE_GIB:
+        for source in SCALE_SOURCES:
+            size: dict[str, object] = {"gib": gib, "dirty": source}
+            run = s.worker("scale", **size, **(dict(waits) if s.quick else {}))
+            for name, value in run.items():
+                out[f"{name}_{source}_{gib}"] = value
+    largest = f"_{1024}"
+    for name in ("add_ms", "remove_ms", "idle_percent", "metadata_mib", "noticed_s"):
+        out[name] = max(
+            v for k, v in out.items() if k.startswith(name) and k.endswith(largest)
+        )
+    waited = [v for k, v in out.items() if "_wait_us_" in k and k.endswith(largest)]
+    out["wait_us"] = max(waited)
+    return out
+
+
 BALLOON_POLICIES = ("plain", "eager", "lazy", "auto")
 
 

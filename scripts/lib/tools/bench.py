@@ -123,7 +123,7 @@ def bench(
     """Measures libksm beside the kernel's ksmd.
 
     NAMEs are those of docs/devel/ksm-bench.rst: ksmpages, rescan, smart-scan,
-    fork, stall, unit, images, balloon, group, ask, guests, guest-stall,
+    fork, stall, unit, images, balloon, group, scale, ask, guests, guest-stall,
     exhaustive, density, balloon-guest, dirty, idle; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
     """
     if rst:
