@@ -265,7 +265,7 @@ SCALE_SOURCES = ("pagemap", "log")
 def scale(s: Session) -> Metrics:
     """Much memory, of which 512 MiB are populated: what it costs, by its size."""
     out: Metrics = {}
-    waits = ("settle", 5), ("seconds", 15)
+    waits = ("settle", 32), ("seconds", 40)
     for gib in (1, 1024) if s.quick else SCALE_GIB:
         for source in SCALE_SOURCES:
             size: dict[str, object] = {"gib": gib, "dirty": source}

@@ -674,6 +674,13 @@ static bool ages_forget(KsmEngine *e)
     return false;
 }
 
+static void index_keep_room(KsmEngine *e)
+{
+    if (!engine_zero_only(e)) {
+        index_room(&e->content.index);
+    }
+}
+
 /*
  * A piece of work that was put off as too long.  True: there is more.
  * *@crowded: pages that are found now would not be remembered.
@@ -683,7 +690,7 @@ static bool engine_upkeep(KsmEngine *e, bool *crowded)
     IndexWork work = index_step(&e->content.index);
     bool more = store_tidy(e->content.store);
 
-    index_room(&e->content.index);
+    index_keep_room(e);
     more |= answers_take(e) | asks_drop(&e->asks, e->scan.pass);
     more |= follow_step(e);
     *crowded = work == INDEX_CROWDED || ages_forget(e);
@@ -707,7 +714,7 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
         prim.now_ns() < e->scan.due) {
         /* between passes only answers and what was freed is looked after */
         do {
-            index_room(&e->content.index);
+            index_keep_room(e);
             more = answers_take(e);
             more |= e->run && (discard_settle(e) || scan_ripe(e) ||
                                follow_step(e));

@@ -145,13 +145,20 @@ static void walk_line(Walk *w, const char *line)
     }
 }
 
-/* Reads no further than needed: the kernel walks page tables for each line. */
+/*
+ * Less than an entry is long.  Asked for more, the kernel makes the next entry,
+ * too, for which it walks all page tables of that mapping; and does so again if
+ * the entry had no room in the page that it fills.
+ */
+#define SMAPS_READ  512u
+
+/* Reads no further than needed. */
 const char *admit(KsmRegion *r)
 {
     g_autoptr(GString) text = g_string_new(NULL);
     Walk w = { .r = r, .at = (uintptr_t)r->addr };
     int fd = prim.open_read("/proc/self/smaps");
-    char buf[4096], *eol;
+    char buf[SMAPS_READ], *eol;
     ssize_t n = -1;
 
     while (fd >= 0 && !w.why && !w.past &&

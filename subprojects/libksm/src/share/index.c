@@ -123,12 +123,18 @@ int index_reserve(KsmIndex *x, size_t n)
     return index_grow(x, n_lines);
 }
 
+/* Growing moves all entries: not for a few.  Nor is much to be left unused. */
+static size_t lines_more(const KsmIndex *x)
+{
+    return x->now.n_lines + x->now.n_lines / 4;
+}
+
 void index_room(KsmIndex *x)
 {
     if (!x->old.line &&
         lines_for(x->count + ROOM_MIN) > x->now.n_lines) {
         /* if it fails, pages find no place, and it is tried again */
-        index_grow(x, MAX(2 * x->now.n_lines, lines_for(2 * ROOM_MIN)));
+        index_grow(x, MAX(lines_more(x), lines_for(2 * ROOM_MIN)));
     }
 }
 
@@ -140,7 +146,7 @@ void index_fit(KsmIndex *x, size_t n)
         return;
     }
     if (n_lines > x->now.n_lines) {
-        index_grow(x, MAX(n_lines, x->count ? 2 * x->now.n_lines : 0));
+        index_grow(x, x->count ? MAX(n_lines, lines_more(x)) : n_lines);
     } else if (n_lines * FIT_SHARE < x->now.n_lines) {
         index_grow(x, 2 * n_lines);
     }
