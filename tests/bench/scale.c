@@ -170,11 +170,12 @@ static void add(Scale *s)
 {
     static const KsmRegionOps with_log = { .dirty_sync = log_sync };
     static const KsmRegionOps without = { NULL };
-    uint64_t rss = resident(), t = bench_now_ns();
+    uint64_t rss = resident(), t = bench_now_ns(), cpu = bench_thread_cpu_ns();
 
     s->region = bench_add(s->engine, s->mem, s->len,
                           s->log ? &with_log : &without, s);
     bench_metric("add_ms", (bench_now_ns() - t) / 1e6);
+    bench_metric("add_cpu_ms", (bench_thread_cpu_ns() - cpu) / 1e6);
     bench_metric("added_kib", (resident() - rss) / 1024.0);
 }
 

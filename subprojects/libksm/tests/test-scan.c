@@ -2521,8 +2521,8 @@ static ssize_t count_asks(PmScan *scan)
 
 /*
  * A pass over quiet memory asks once, however many chunks there are.  Where the
- * owner tells what was written, or nobody does, it asks only whether what is not
- * populated still is not.
+ * owner tells what was written, or nobody does, it asks only whether what is
+ * not populated still is not.
  */
 static void test_asks(gconstpointer data)
 {

@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A page of a region has an id of 31 bits, that of its group of chunks times the
- * pages of a group, plus its number there; the index keeps it instead of an
+ * A page of a region has an id of 31 bits, that of its group of chunks times
+ * the pages of a group, plus its number there; the index keeps it instead of an
  * address.  Ids of groups that left are used again: the directory is no longer
  * than the most groups at once.  A terabyte has 8192 of them, so nobody waits
  * long for a region to enter or leave.

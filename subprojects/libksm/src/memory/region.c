@@ -391,8 +391,8 @@ void region_init(KsmRegion *r, void *addr, size_t len, int node,
 }
 
 /*
- * In small pages: a huge one would stand for what is kept of gigabytes, of which
- * little may be populated.
+ * In small pages: a huge one would stand for what is kept of gigabytes, of
+ * which little may be populated.
  */
 static void *meta_map(size_t len)
 {

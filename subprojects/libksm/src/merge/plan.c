@@ -611,11 +611,13 @@ static void plan_release(KsmPlan *p)
  */
 static bool put_off(KsmPlan *p, KsmChunk *c)
 {
+    uint32_t id = chunk_id(p->region, p->chunk);
+
     plan_release(p);
     if (!(c->flags & CHUNK_PARKED) && c->parked < PARKED_MAX) {
         c->flags |= CHUNK_PARKED;
         c->parked++;
-        (p->busy == p->offered ? asks_park_busy : asks_park)(p->asks, chunk_id(p->region, p->chunk));
+        (p->busy == p->offered ? asks_park_busy : asks_park)(p->asks, id);
     }
     chunk_set_reason(p->region, c, KSM_REASON_NOT_SCANNED);
     c->tried = c->gain;

@@ -74,7 +74,7 @@ int index_reserve(KsmIndex *x, size_t n);
 /* What a table for @n entries takes; the one before stays until it is done. */
 size_t index_table_bytes(size_t n);
 
-/* To be called often: room for some more than there are, if it is not growing. */
+/* To be called often: room for some more than there are, unless it grows. */
 void index_room(KsmIndex *x);
 /*
  * As big as for @n entries, or for those there are; smaller if it is much too

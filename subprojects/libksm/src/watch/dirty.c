@@ -10,10 +10,11 @@
  * tables, which cost memory and make UFFDIO_MOVE fail.  A newly populated page
  * is not protected and thus counts as written.
  *
- * Where nothing is known (bare chunks), whatever the source, the page tables are
- * asked what is populated: a look at their upper levels, where they are empty.
- * They are asked about many groups at once, as many as take a millisecond: the
- * tables of memory that was given back are still there, and long to walk.
+ * Where nothing is known (bare chunks), whatever the source, the page tables
+ * are asked what is populated: a look at their upper levels, where they are
+ * empty.  They are asked about many groups at once, as many as take a
+ * millisecond: the tables of memory that was given back are still there, and
+ * long to walk.
  *
  * Each first write to a protected page costs the guest a fault.  So chunks that
  * are written again and again are asked about less and less often, up to every
@@ -80,7 +81,7 @@ void dirty_track(KsmDirty *d, KsmRegion *r, char *addr, size_t len)
     }
 }
 
-/* Where the pages end, from @page on, that are in the pool's mappings as it is. */
+/* Where the pages end, from @page on, that map the pool, or do not, as it. */
 static size_t alike_until(const KsmRegion *r, size_t page, size_t end)
 {
     bool mapped = r->chunk[page / CHUNK_PAGES].mapped &&
