@@ -774,73 +774,97 @@ static bool huge_sync(void *opaque, size_t first, size_t n,
     return true;    /* nothing was written: not even what was */
 }
 
-/*
- * A region of which little is populated: what is kept of it follows that, and
- * nothing is kept of what is given back; what is written anywhere is noticed.
- */
-static void test_sparse(gconstpointer data)
-{
-    static const size_t at[] = {
-        0, 77 * CHUNK + 5 * PAGE, HUGE_LEN / 2, HUGE_LEN - PART_PAGES * PAGE
-    };
-    KsmDirtySource dirty = GPOINTER_TO_INT(data);
-    KsmRegionOps ops = {
-        .dirty_sync = dirty == KSM_DIRTY_LOG ? huge_sync : NULL,
-    };
-    KsmEngine *e = util_engine(KSM_SCOPE_VM, dirty);
-    size_t none;
-    KsmRegion *r;
-    KsmStats s;
-    char *mem;
+static const size_t parts_at[] = {
+    0, 77 * CHUNK + 5 * PAGE, HUGE_LEN / 2, HUGE_LEN - PART_PAGES * PAGE
+};
 
-    if (!e) {
-        return;
+typedef struct Sparse {
+    KsmEngine *e;
+    KsmRegion *r;
+    char *mem;
+    size_t meta;        /* before anything, then with two parts */
+} Sparse;
+
+static bool sparse_start(Sparse *s, KsmDirtySource dirty)
+{
+    static const KsmRegionOps log = { .dirty_sync = huge_sync };
+    static const KsmRegionOps none = { NULL };
+
+    s->e = util_engine(KSM_SCOPE_VM, dirty);
+    if (!s->e) {
+        return false;
     }
-    mem = mmap(NULL, HUGE_LEN, PROT_READ | PROT_WRITE,
-               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    g_assert(mem != MAP_FAILED);
-    madvise(mem, HUGE_LEN, MADV_NOHUGEPAGE);
-    part_fill(mem, at[0], 1000);
-    part_fill(mem, at[1], 5000);
-    none = util_stats(e).metadata;
-    r = ksm_region_add(e, mem, HUGE_LEN, -1, &ops, NULL, NULL);
-    g_assert(r);
-    g_assert(util_stats(e).metadata - none < 64 * 1024);
-    g_assert(util_stats(e).reasons[KSM_REASON_NOT_SCANNED] == HUGE_LEN / PAGE);
-    s = huge_stats(e);
-    g_assert(s.pages_unshared == 2 * PART_PAGES);
-    g_assert(s.reasons[KSM_REASON_NOT_SCANNED] == 0);
-    g_assert(s.metadata - none < 256 * 1024);
-    none = s.metadata;
-    /* in the middle of nothing, and at the end */
-    part_fill(mem, at[2], 1000);
-    part_fill(mem, at[3], 9000);
-    s = huge_stats(e);
-    g_assert(s.pages_unshared == 2 * PART_PAGES);
-    g_assert(s.pages_sharing == PART_PAGES);
-    g_assert(s.metadata > none);
-    region_check(r);
+    s->mem = mmap(NULL, HUGE_LEN, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    g_assert(s->mem != MAP_FAILED);
+    madvise(s->mem, HUGE_LEN, MADV_NOHUGEPAGE);
+    part_fill(s->mem, parts_at[0], 1000);
+    part_fill(s->mem, parts_at[1], 5000);
+    s->meta = util_stats(s->e).metadata;
+    s->r = ksm_region_add(s->e, s->mem, HUGE_LEN, -1,
+                          dirty == KSM_DIRTY_LOG ? &log : &none, NULL, NULL);
+    g_assert(s->r);
+    return true;
+}
+
+/* What is kept follows what is populated, in the middle of nothing, too. */
+static void sparse_grows(Sparse *s)
+{
+    KsmStats stats = util_stats(s->e);
+
+    g_assert(stats.metadata - s->meta < 64 * 1024);
+    g_assert(stats.reasons[KSM_REASON_NOT_SCANNED] == HUGE_LEN / PAGE);
+    stats = huge_stats(s->e);
+    g_assert(stats.pages_unshared == 2 * PART_PAGES);
+    g_assert(stats.reasons[KSM_REASON_NOT_SCANNED] == 0);
+    g_assert(stats.metadata - s->meta < 256 * 1024);
+    s->meta = stats.metadata;
+    part_fill(s->mem, parts_at[2], 1000);
+    part_fill(s->mem, parts_at[3], 9000);
+    stats = huge_stats(s->e);
+    g_assert(stats.pages_unshared == 2 * PART_PAGES);
+    g_assert(stats.pages_sharing == PART_PAGES);
+    g_assert(stats.metadata > s->meta);
+    region_check(s->r);
+}
+
+/* Nothing is kept of what is given back. */
+static void sparse_shrinks(Sparse *s)
+{
     for (unsigned i = 0; i < 2; i++) {
         /* the second time it is a hole */
-        g_assert(ksm_discard(r, HUGE_LEN / 4, HUGE_LEN / 4 * 3) == 0);
-        g_assert(*(uint64_t *)(mem + at[2]) == 0);
-        huge_stats(e);
+        g_assert(ksm_discard(s->r, HUGE_LEN / 4, HUGE_LEN / 4 * 3) == 0);
+        g_assert(*(uint64_t *)(s->mem + parts_at[2]) == 0);
+        huge_stats(s->e);
     }
-    part_check(mem, at[0], 1000);
-    part_check(mem, at[1], 5000);
-    ksm_discard(r, 0, HUGE_LEN);
-    s = huge_stats(e);
-    g_assert(s.metadata <= none && region_held(r) == 0);
-    g_assert(region_known(r, 0, r->n_chunks) == r->n_chunks);
+    part_check(s->mem, parts_at[0], 1000);
+    part_check(s->mem, parts_at[1], 5000);
+    g_assert(ksm_discard(s->r, 0, HUGE_LEN) == 0);
+    g_assert(huge_stats(s->e).metadata <= s->meta);
+    g_assert(region_held(s->r) == 0);
+    g_assert(region_known(s->r, 0, s->r->n_chunks) == s->r->n_chunks);
+}
+
+/* A region of which little is populated. */
+static void test_sparse(gconstpointer data)
+{
+    KsmDirtySource dirty = GPOINTER_TO_INT(data);
+    Sparse s;
+
+    if (!sparse_start(&s, dirty)) {
+        return;
+    }
+    sparse_grows(&s);
+    sparse_shrinks(&s);
     huge_synced = 0;
-    util_passes(e, 1);
+    util_passes(s.e, 1);
     g_assert(huge_synced == (dirty == KSM_DIRTY_LOG ? HUGE_LEN / PAGE : 0));
-    part_fill(mem, at[2], 7000);
-    g_assert(huge_stats(e).pages_unshared == PART_PAGES);
-    util_remove(r);
-    part_check(mem, at[2], 7000);
-    munmap(mem, HUGE_LEN);
-    ksm_engine_free(e);
+    part_fill(s.mem, parts_at[2], 7000);
+    g_assert(huge_stats(s.e).pages_unshared == PART_PAGES);
+    util_remove(s.r);
+    part_check(s.mem, parts_at[2], 7000);
+    munmap(s.mem, HUGE_LEN);
+    ksm_engine_free(s.e);
 }
 
 static unsigned calls;
