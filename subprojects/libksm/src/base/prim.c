@@ -393,6 +393,7 @@ static ssize_t real_pagemap(PmScan *scan)
         .end = scan->end,
         .vec = (uintptr_t)scan->vec,
         .vec_len = scan->vec_len,
+        .max_pages = scan->max_pages,
         .mask = scan->all,
         .anyof = scan->any,
         .ret = scan->tell,

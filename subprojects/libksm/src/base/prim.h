@@ -56,6 +56,7 @@ typedef struct PmScan {
     bool protect;           /* write-protect what matched (async) */
     PmRange *vec;
     size_t vec_len;
+    size_t max_pages;       /* it stops after so many; 0: never */
     uintptr_t walk_end;     /* out: how far the walk came */
 } PmScan;
 

@@ -249,7 +249,7 @@ static void renew(KsmEngine *e)
 
             if (!directory_next(&e->dir, &e->renewed)) {
                 e->renewed = 0;
-                continue;
+                break;
             }
             r = directory_chunk(&e->dir, e->renewed++, &chunk);
             if (!r->leaving && !r->rests) {
@@ -315,7 +315,8 @@ static void call_parked(KsmEngine *e)
         size_t chunk;
         KsmRegion *r = directory_chunk(&e->dir, id, &chunk);
 
-        if (r) {
+        /* the id may be of another region by now */
+        if (r && (r->chunk[chunk].flags & CHUNK_PARKED)) {
             r->chunk[chunk].flags &= ~CHUNK_PARKED;
             scan_wake(e, &r->chunk[chunk]);
             scan_queue(e, r, chunk);

@@ -74,7 +74,8 @@ static int run_empty(KsmEngine *e, KsmRegion *r, const PageRun *run,
 /* Where the bare chunks end, from @page on; @page: it is not in one. */
 static size_t bare_until(const KsmRegion *r, size_t page, size_t end)
 {
-    size_t known = region_known(r, page / CHUNK_PAGES, r->n_chunks);
+    size_t known = region_known(r, page / CHUNK_PAGES,
+                                (end - 1) / CHUNK_PAGES + 1);
 
     return CLAMP(known * CHUNK_PAGES, page, end);
 }

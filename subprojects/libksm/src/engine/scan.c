@@ -65,7 +65,7 @@ void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
         return;
     }
     if (s->n_ripe == RIPE_MAX) {
-        c->flags |= CHUNK_VISIT;
+        chunk_want(r, chunk);
         s->again = true;
         return;
     }
@@ -551,6 +551,7 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
 
     if (is_starved(e)) {
         e->scan.again = true;
+        r->looked = false;
         return;
     }
     c->flags &= ~CHUNK_VISIT;
@@ -558,6 +559,7 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (!seen) {
         c->flags |= CHUNK_VISIT;
         e->scan.again = true;
+        r->looked = false;
         return;
     }
     looked = prim.cpu_ns();
@@ -615,7 +617,8 @@ static bool ripened(KsmEngine *e)
         return false;
     }
     r = directory_chunk(&e->dir, id, &chunk);
-    if (r) {
+    /* the id may be of another region by now */
+    if (r && (r->chunk[chunk].flags & CHUNK_RIPENING)) {
         r->chunk[chunk].flags &= ~CHUNK_RIPENING;
         scan_queue(e, r, chunk);
     }
@@ -640,6 +643,11 @@ bool scan_ripe(KsmEngine *e)
         r->chunk[page / CHUNK_PAGES].flags |= CHUNK_VISIT;
     } else {
         chunk_merge(e, r, page / CHUNK_PAGES);
+    }
+    if (!r->chunk[page / CHUNK_PAGES].held &&
+        !chunk_is_bare(r, page / CHUNK_PAGES)) {
+        /* it was not to be forgotten while it was queued */
+        r->chunk[page / CHUNK_PAGES].flags |= CHUNK_VISIT;
     }
     return true;
 }
@@ -667,6 +675,7 @@ static KsmRegion *region_next(KsmEngine *e, KsmRegion *r)
 static void region_start(KsmEngine *e, KsmRegion *r)
 {
     r->rests = region_inhibited(r) || !e->run;
+    r->looked = !r->rests;
     if (r->inhibited) {
         dirty_pause(&e->dirty, r);
     } else if (!r->rests) {
@@ -709,22 +718,30 @@ static uint64_t pass_rest(const KsmEngine *e)
 }
 
 /*
- * What was populated is known now.  Room for all of it in the index: while that
- * is empty it costs nothing, and later it is moved.
+ * Room in the index for all that is populated: while it is empty that costs
+ * nothing, and later it is moved.
  */
-static void regions_seen(KsmEngine *e)
+static void index_make_room(KsmEngine *e)
 {
     size_t held = 0;
 
     for (guint i = 0; i < e->regions->len; i++) {
-        KsmRegion *r = g_ptr_array_index(e->regions, i);
-
-        r->seen |= !r->rests && e->run;
-        held += region_held(r);
+        held += region_held(g_ptr_array_index(e->regions, i));
     }
     if (!engine_zero_only(e)) {
         index_fit(&e->content.index, held);
     }
+}
+
+/* What was populated is known now. */
+static void regions_seen(KsmEngine *e)
+{
+    for (guint i = 0; i < e->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        r->seen |= r->looked;
+    }
+    index_make_room(e);
 }
 
 static void pass_end(KsmEngine *e)
@@ -813,6 +830,7 @@ static void step_account(KsmEngine *e)
     KsmRegion *r = s->region;
     size_t from = s->chunk;
 
+    r->looked = false;
     for (unsigned i = 0; i < SKIP_STEP; i++) {
         size_t chunk = chunk_next(s);
 
@@ -844,7 +862,9 @@ static void step_visit(KsmEngine *e)
         if (chunk_in_phase(&r->chunk[chunk], s->phase) &&
             r->chunk[chunk].visited_in != (uint8_t)s->pass) {
             r->chunk[chunk].visited_in = s->pass;
-            if (!region_inhibited(r)) {
+            if (region_inhibited(r)) {
+                r->looked = false;
+            } else {
                 chunk_visit(e, r, chunk);
             }
             break;
@@ -866,6 +886,10 @@ static bool cursor_advance(KsmEngine *e)
     if (s->phase == PHASE_REST) {
         pass_end(e);
         return false;
+    }
+    if (s->phase == PHASE_SYNC) {
+        /* with a log pages are hashed in the pass that finds them */
+        index_make_room(e);
     }
     s->phase++;
     s->region = region_next(e, NULL);

@@ -351,6 +351,9 @@ int tail_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
 void tail_forget(KsmEngine *e, KsmRegion *r)
 {
     REGION_FOREACH_KNOWN(r, i, 0, r->n_chunks) {
+        if (!e->tail.chunks) {
+            break;
+        }
         e->tail.chunks -= !!(r->chunk[i].flags & CHUNK_TAIL);
     }
 }

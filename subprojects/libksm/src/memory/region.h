@@ -140,6 +140,7 @@ struct KsmRegion {
     KsmDirtySource dirty;
     bool leaving;           /* being removed: not to be merged any more */
     bool seen;              /* a whole pass has looked for what is populated */
+    bool looked;            /* nothing was put off in this one, so far */
     bool tagged;            /* tags will be written: more than zeroes merge */
     bool tracking;          /* registered for async write-protect */
     bool registered;        /* ... or part of it is, which is of no use */

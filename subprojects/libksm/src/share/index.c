@@ -143,6 +143,8 @@ void index_fit(KsmIndex *x, size_t n)
     size_t n_lines = lines_for(MAX(n, x->count) + ROOM_MIN);
 
     if (x->old.line) {
+        x->wanted = n_lines > x->now.n_lines ? MAX(x->wanted, n_lines)
+                                             : x->wanted;
         return;
     }
     if (n_lines > x->now.n_lines) {

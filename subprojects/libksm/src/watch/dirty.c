@@ -452,9 +452,21 @@ typedef enum FoundAs {
     FOUND_NEW,          /* ... and its pages are NEW already */
 } FoundAs;
 
-/* Chunks [@from, @to) are not armed: which have something in them? */
-static void unarmed_ask(KsmDirty *d, KsmRegion *r, size_t from, size_t to,
-                        FoundAs as)
+/* The first chunk of the group behind the one that the address is in. */
+static size_t group_end(const KsmRegion *r, uintptr_t at)
+{
+    size_t g = (at - (uintptr_t)r->base) / CHUNK_BYTES / GROUP_CHUNKS;
+
+    return MIN((g + 1) * GROUP_CHUNKS, r->n_chunks);
+}
+
+/*
+ * Chunks [@from, @to) are not armed: which have something in them?  Goes on to
+ * the end of a group once something was found: what is found takes time, unlike
+ * nothing.  Returns up to where it came.
+ */
+static size_t unarmed_ask(KsmDirty *d, KsmRegion *r, size_t from, size_t to,
+                          FoundAs as)
 {
     PmScan scan = {
         .fd = d->kinds->pagemap,
@@ -465,6 +477,7 @@ static void unarmed_ask(KsmDirty *d, KsmRegion *r, size_t from, size_t to,
         .tell = PM_PRESENT | (as == FOUND_NEW ? PM_ZEROPFN : 0),
         .vec = d->kinds->ranges,
         .vec_len = N_RANGES,
+        .max_pages = GROUP_PAGES,
     };
 
     while (scan.start < scan.end) {
@@ -484,14 +497,21 @@ static void unarmed_ask(KsmDirty *d, KsmRegion *r, size_t from, size_t to,
         }
         if (got < 0 || scan.walk_end <= scan.start) {
             d->again = true;
+            r->looked = false;
             break;
         }
         scan.start = scan.walk_end;
+        if (got) {
+            to = MIN(to, group_end(r, scan.walk_end - 1));
+            scan.end = MIN(scan.end,
+                           (uintptr_t)page_addr(r, to * CHUNK_PAGES));
+        }
     }
+    return to;
 }
 
-/* Chunks that were empty and are not any more. */
-static void populated(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
+/* Chunks that were empty and are not any more; up to where it came. */
+static size_t populated(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
 {
     /* a log is about to name those written: others are quiet, from the start */
     FoundAs as = r->seen || r->dirty != KSM_DIRTY_LOG ? FOUND_WANTED
@@ -507,14 +527,22 @@ static void populated(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
             n++;
         }
         if (n) {
-            unarmed_ask(d, r, c, c + n, as);
+            size_t came = unarmed_ask(d, r, c, c + n, as);
+
+            if (came < c + n) {
+                d->reach = 1;
+                return came;
+            }
         }
     }
+    return end;
 }
 
 void dirty_find(KsmDirty *d, KsmRegion *r, size_t from, size_t to)
 {
-    unarmed_ask(d, r, from, to, FOUND_NEW);
+    while (from < to) {
+        from = unarmed_ask(d, r, from, to, FOUND_NEW);
+    }
 }
 
 static void log_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
@@ -608,9 +636,8 @@ static size_t reach(const KsmDirty *d, const KsmRegion *r, size_t chunk)
 
 size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, uint64_t pass)
 {
-    size_t end = reach(d, r, chunk);
+    size_t end = populated(d, r, chunk, reach(d, r, chunk));
 
-    populated(d, r, chunk, end);
     for (size_t c = chunk; c < end; c += GROUP_CHUNKS) {
         if (r->group[c / GROUP_CHUNKS].known || r->dirty == KSM_DIRTY_LOG) {
             group_sync(d, r, c, MIN(c + GROUP_CHUNKS, end),
