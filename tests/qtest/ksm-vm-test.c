@@ -595,7 +595,7 @@ static void test_background_snapshot_host(void)
                      "group-socket=/nobody/is/there");
     g_assert_true(ksm_vma_has(qts, size, "mg"));
     /* more than a pipe holds */
-    qtest_memset(qts, MiB, 0x55, 8 * MiB);
+    qtest_memset(qts, MIB, 0x55, 8 * MIB);
     capability_set(qts, "background-snapshot", true);
     for (int i = 0; i < 2; i++) {
         qtest_qmp_assert_success(qts, "{'execute': 'migrate', 'arguments': "
