@@ -205,6 +205,24 @@ ddf75aceab4f8f77374f3cb34fc97b41514895aeb293ce8b2ddd5e072bb0f5c0  qemu_10.2.2+ds
     esac
 }
 
+# unpack_source PACKAGE DIR: a source package, as fetch_source has it, into DIR,
+# unless that version is there.
+unpack_source() {
+    local dir=$2 dsc want
+    dsc=$(echo "$1"/*.dsc)
+    want=$(sha256sum <"$dsc")
+    [ "$(cat "$dir/.unpacked" 2>/dev/null)" = "$want" ] && return 0
+    need_apt dpkg-dev xz-utils
+    say "unpacking $(basename "$dsc" .dsc)"
+    rm -rf "$dir" "$dir.new"
+    mkdir -p "$(dirname "$dir")"
+    # it is signed or pinned
+    dpkg-source --no-check --no-copy -x "$dsc" "$dir.new" >"$dir.log" 2>&1 ||
+        { tail "$dir.log" >&2; die "could not unpack $dsc"; }
+    printf '%s\n' "$want" >"$dir.new/.unpacked"
+    mv "$dir.new" "$dir"
+}
+
 # fetch_unpacked PACKAGE RELEASE: unpacks a Debian package, without those it
 # depends on, and prints the directory.  For programs whose packages would start
 # services.  Fetched once.
