@@ -49,6 +49,8 @@ OBJECT_ID = "ksm0"
 POOLS = Path("/run/ksm-pool")
 GROUP_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 WRAPPER_DIR = Path("/usr/local/libexec/qemu-ksm")
+#: Where Debian's package qemu-system-ksm has that of its emulator.
+PACKAGED_WRAPPERS = Path("/usr/lib/qemu-ksm/wrapper")
 
 #: What may be given for the object, and how the native <ksm/> calls it.
 TUNABLES = {
@@ -259,7 +261,7 @@ def check_emulator(path: str, tunables: dict[str, Any]) -> list[str]:
     if "qom-type" in said or "invalid object type" in said or not said:
         raise Lacking(
             f"{path} has no {BACKEND}; name one that has with --emulator "
-            "(scripts/build-qemu builds it)"
+            "(the package qemu-system-ksm has it, and scripts/build-qemu builds it)"
         )
     if "not available with scope=host" in said:
         raise Refused(f"the emulator says: {said}")
@@ -330,8 +332,18 @@ def make_wrapper(
         variable.set("value", inside)
 
 
+def wrapper_directory(real: Path) -> Path:
+    """Where the emulator's wrapper is, or will be."""
+    link = PACKAGED_WRAPPERS / f"{real.name}.real"
+    if link.exists() and real.exists() and link.samefile(real):
+        return PACKAGED_WRAPPERS
+    return WRAPPER_DIR
+
+
 def install_wrapper(real: Path, directory: Path) -> None:
     """Places a wrapper for the emulator into directory."""
+    if directory == PACKAGED_WRAPPERS:
+        return
     wrapper = directory / real.name
     link = directory / f"{real.name}.real"
     try:
@@ -443,6 +455,7 @@ def enable(connection: Any, root: Element, args: argparse.Namespace) -> str:
         make_commandline(root, note, tunables)
     else:
         args.wrapped = Path(emulator.text)
+        args.wrapper_dir = args.wrapper_dir or wrapper_directory(args.wrapped)
         make_wrapper(root, note, tunables, args.wrapper_dir)
     note.store(root)
     return note.method
@@ -594,7 +607,7 @@ def parse() -> argparse.Namespace:
         default="auto",
         help="how (default: the first that will do)",
     )
-    on.add_argument("--wrapper-dir", type=Path, default=WRAPPER_DIR, metavar="DIR")
+    on.add_argument("--wrapper-dir", type=Path, metavar="DIR")
     args = parser.parse_args()
     values = vars(args)
     args.tunables = {name: values.get(name.replace("-", "_")) for name in TUNABLES}
