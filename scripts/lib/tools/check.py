@@ -283,7 +283,10 @@ def checkpatch_path(step: Step) -> Path:
 def without_licence() -> list[str]:
     """Files that should have an SPDX line and do not."""
     exempt = re.compile(
-        r"(^LICENSE$|\.(png|svg|rst|md|json|xml|toml|txt|rng|css|err|args)$|\.gitignore$|^\.ci/)"
+        r"(^LICENSE$|\.(png|svg|rst|md|json|xml|toml|txt|rng|css|err|args)$|\.gitignore$|^\.ci/"
+        # lists, and what Debian gives a form
+        r"|^debian/(control|changelog|copyright|README\.source|source/format)$"
+        r"|^debian/.*\.(install|links|dirs|docs|examples|manpages|symbols|Debian)$)"
     )
     missing = []
     for name in tracked():
@@ -427,6 +430,10 @@ def step_libvirt_trixie(step: Step) -> Result:
     return step_libvirt(step, "trixie", "libvirt-trixie")
 
 
+def step_deb(step: Step) -> Result:
+    return step.pytest("deb", "tests/deb", minutes=90)
+
+
 def kernels(step: Step, *options: str) -> Result:
     with building:
         build = libksm_build(step, "libksm", "--buildtype=debugoptimized", "--werror")
@@ -478,10 +485,14 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
         step_libvirt_trixie,
         "the same with libvirt 11.3 in the place of 9.0 (only when named)",
     ),
+    "deb": (
+        step_deb,
+        "the Debian packages: built, installed, used, upgraded, purged (only when named)",
+    ),
 }
 #: As long as all others together, or as those before it, and finds little that
 #: the others do not.
-ONLY_WHEN_NAMED = {"kernels", "libvirt-trixie", "qemu-10.2"}
+ONLY_WHEN_NAMED = {"deb", "kernels", "libvirt-trixie", "qemu-10.2"}
 #: They mostly wait, or have one processor do all: each with its neighbours.
 BESIDE = (
     ("style", "graft", "top"),
