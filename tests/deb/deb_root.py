@@ -64,7 +64,8 @@ class Root:
             words += ["--bind", place, name]
         self._keeper = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "--", *words]
-            + ["sh", "-c", "echo here; exec sleep infinity"],
+            # it waits for daemons, too, which have no other parent
+            + ["sh", "-c", "echo here; sleep infinity & wait"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

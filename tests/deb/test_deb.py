@@ -118,7 +118,7 @@ def test_installed(host: Host) -> None:
     # and what the next tests need: a compiler and libvirt
     host.root.apt(
         "install", *sorted(needed), "gcc", "libc6-dev", "pkgconf", "man-db", "procps",
-        "libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-clients",
+        "libvirt-daemon-system", "libvirt-clients",
     )  # fmt: skip
     host.before = host.root.files()
     host.root.apt("install", *debs)
