@@ -120,7 +120,7 @@ static bool is_tail(const KsmEngine *e, const StoreAnswer *a, unsigned n)
     size_t page;
     const KsmRegion *r = directory_page(&e->dir, a->id, &page);
 
-    return e->cfg.tail && n < TAIL_RUN &&
+    return e->plan.tail && n < TAIL_RUN &&
            r->chunk[page / CHUNK_PAGES].gain >= TAIL_PAGES;
 }
 

@@ -140,7 +140,6 @@ static void engine_connect(KsmEngine *e)
         .vmas = &e->vmas,
         .costs = &e->costs,
         .memcg = &e->memcg,
-        .tail = e->cfg.tail,
         .split_min_pages = e->cfg.split_min_pages,
         .stall_limit_ns = e->cfg.stall_limit_ns,
     };

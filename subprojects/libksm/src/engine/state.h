@@ -81,7 +81,8 @@ typedef struct KsmTail {
     size_t chunks;          /* that are marked */
     uint64_t given;         /* times that one was, ever */
     uint64_t hurry;         /* passes before that one do not rest */
-    uint64_t looked_ns;     /* when its figures were read */
+    uint64_t looked_ns;     /* when its figures were read ... */
+    uint64_t awake_ns;      /* ... and it ran, or had nothing to do */
     uint8_t scans;          /* low bits of its full scans, then */
     double saves;           /* share of its merged pages that is saved */
 } KsmTail;

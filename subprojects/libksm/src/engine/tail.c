@@ -20,6 +20,7 @@
 #define VAIN_SCANS      3u      /* begun: of them two were whole ... */
 #define VAIN_PASSES     8u      /* ... and so many of ours */
 #define LOOK_NS         UINT64_C(1000000000)
+#define ASLEEP_NS       UINT64_C(120000000000)  /* ksmd: nobody starts it */
 #define VMAS_SOME       1024u   /* left for others when we make mappings */
 
 #define KNOBS           "/sys/kernel/mm/ksm/"
@@ -32,7 +33,10 @@ static uint64_t knob(const char *path)
     return text ? g_ascii_strtoull(text, NULL, 10) : 0;
 }
 
-/* How far ksmd has come, and what its pages save. */
+/*
+ * How far ksmd has come, what its pages save, and whether it takes what it is
+ * given: it may be stopped while there is nothing, but not for long after that.
+ */
 static void kernel_ask(KsmTail *t)
 {
     uint64_t now = prim.now_ns(), shared, sharing;
@@ -45,6 +49,9 @@ static void kernel_ask(KsmTail *t)
     shared = knob(KNOBS "pages_shared");
     sharing = knob(KNOBS "pages_sharing");
     t->saves = sharing ? (double)sharing / (shared + sharing) : 0;
+    if (!t->chunks || knob(KNOBS "run") == 1) {
+        t->awake_ns = now;
+    }
 }
 
 static bool is_merged(uint64_t entry, uint8_t kind)
@@ -243,6 +250,8 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
         return;
     }
     kernel_ask(&e->tail);
+    e->plan.tail = !e->tail.refused &&
+                   e->tail.looked_ns - e->tail.awake_ns < ASLEEP_NS;
     may = !e->tail.refused && !region_inhibited(r);
     REGION_FOREACH_KNOWN(r, i, chunk, end) {
         KsmChunk *c = &r->chunk[i];

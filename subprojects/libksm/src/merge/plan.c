@@ -100,6 +100,7 @@ static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
     }
     /* it may have become the candidate when it was thought to be alone */
     content_met(p->content, place);
+    *slot = place;
     return partner_worth(p, place) ? ACT_NEW : ACT_KEEP;
 }
 
@@ -333,16 +334,37 @@ static unsigned run_length(const KsmPlan *p, unsigned i)
     return n;
 }
 
-/* Are so many pages in short runs that the kernel should have them? */
-static bool is_tail(const KsmPlan *p)
+/* Pages to be copied, from @i on, whose equals stand side by side, too. */
+static unsigned both_length(const KsmPlan *p, unsigned i)
 {
+    unsigned n = 1;
+
+    while (i + n < CHUNK_PAGES && p->act[i + n] == ACT_NEW &&
+           p->slot[i + n] == p->slot[i] + n) {
+        n++;
+    }
+    return n;
+}
+
+/*
+ * Where so many pages, or their equals, would be mapped alone, the kernel is to
+ * have them: then they are not copied.  What the pool has it cannot have any more.
+ */
+static void plan_tail(KsmPlan *p)
+{
+    uint16_t alone[CHUNK_PAGES];
     unsigned pages = 0, n;
 
-    for (unsigned i = 0; p->tail && i < CHUNK_PAGES; i += MAX(n, 1)) {
-        n = run_length(p, i);
-        pages += n < TAIL_RUN ? n : 0;
+    for (unsigned i = 0; p->tail && i < CHUNK_PAGES; i += n) {
+        n = p->act[i] == ACT_NEW ? both_length(p, i) : 1;
+        for (unsigned k = i; p->act[i] == ACT_NEW && k < i + n && n < TAIL_RUN;
+             k++) {
+            alone[pages++] = k;
+        }
     }
-    return pages >= TAIL_PAGES;
+    for (unsigned k = 0; pages >= TAIL_PAGES && k < pages; k++) {
+        p->act[alone[k]] = ACT_KEEP;
+    }
 }
 
 /* Drops runs that are too short; counts what is left. */
@@ -350,9 +372,6 @@ static void plan_prune(KsmPlan *p)
 {
     unsigned shortest = run_shortest(p), n;
 
-    if (is_tail(p)) {
-        shortest = MAX(shortest, TAIL_RUN);
-    }
     p->zero = p->map = p->fresh = p->runs = 0;
     for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
         n = run_length(p, i);
@@ -664,6 +683,7 @@ bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
     KSM_TSAN_IGNORE_BEGIN();    /* what is copied may be written */
     plan_acts(p, r, chunk);
     KSM_TSAN_IGNORE_END();
+    plan_tail(p);
     if (!plan_settle(p, c)) {
         return false;
     }
