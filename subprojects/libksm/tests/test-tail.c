@@ -406,8 +406,8 @@ static void marked_start(Left *l)
 }
 
 /*
- * All that the process maps is for ksmd (MemoryKSM=yes), but not what we map: it
- * would take away write-protection, and merge what is lazily free.
+ * All that the process maps is for ksmd (MemoryKSM=yes), but not what we map:
+ * it would take away write-protection, and merge what is lazily free.
  */
 static void test_process_marked(void)
 {

@@ -112,8 +112,8 @@ static unsigned wanted_run(KsmEngine *e, const StoreAnswer *a, unsigned max)
 }
 
 /*
- * Pages of a short run in a chunk where many are equal: the kernel will have them
- * (plan.h), so they are not offered.
+ * Pages of a short run in a chunk where many are equal: the kernel will have
+ * them (plan.h), so they are not offered.
  */
 static bool is_tail(const KsmEngine *e, const StoreAnswer *a, unsigned n)
 {

@@ -348,7 +348,8 @@ static unsigned both_length(const KsmPlan *p, unsigned i)
 
 /*
  * Where so many pages, or their equals, would be mapped alone, the kernel is to
- * have them: then they are not copied.  What the pool has it cannot have any more.
+ * have them: then they are not copied.  What the pool has it cannot have any
+ * more.
  */
 static void plan_tail(KsmPlan *p)
 {

@@ -27,8 +27,8 @@
 #define RUN_PATTERN_MIN 16u     /* equal neighbours that make a pattern */
 /*
  * Where the kernel's KSM has the tail: a chunk with so many pages that would be
- * mapped in shorter runs, here or where their equals are, is cheaper for it, which
- * needs no mapping on either side.
+ * mapped in shorter runs, here or where their equals are, is cheaper for it,
+ * which needs no mapping on either side.
  */
 #define TAIL_RUN        4u
 #define TAIL_PAGES      128u
@@ -63,7 +63,7 @@ typedef struct KsmPlan {
     KsmVmas *vmas;
     KsmCosts *costs;
     KsmMemcg *memcg;
-    bool tail;                      /* the kernel's KSM takes what stands alone */
+    bool tail;                      /* the kernel's KSM takes what is alone */
     unsigned split_min_pages;       /* a huge page must save so many */
     uint64_t stall_limit_ns;
     /* the plan */
