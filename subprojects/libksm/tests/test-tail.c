@@ -380,6 +380,20 @@ static void test_hinted_marked(void)
     left_end(&l);
 }
 
+static bool process_mark(void)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    g_test_skip("a sanitizer maps terabytes, and the kernel unmerges them all");
+    return false;
+#else
+    if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) < 0) {
+        g_test_skip("needs PR_SET_MEMORY_MERGE (Linux 6.4, CAP_SYS_RESOURCE)");
+        return false;
+    }
+    return true;
+#endif
+}
+
 static int advise_keeps_ksmd(void *addr, size_t len, int advice)
 {
     return advice == MADV_UNMERGEABLE ? -EAGAIN
@@ -413,8 +427,7 @@ static void test_process_marked(void)
 {
     Left l;
 
-    if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) < 0) {
-        g_test_skip("needs PR_SET_MEMORY_MERGE (Linux 6.4, CAP_SYS_RESOURCE)");
+    if (!process_mark()) {
         return;
     }
     marked_start(&l);
@@ -439,8 +452,7 @@ static void test_process_marked_refused(void)
 {
     Left l;
 
-    if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) < 0) {
-        g_test_skip("needs PR_SET_MEMORY_MERGE (Linux 6.4, CAP_SYS_RESOURCE)");
+    if (!process_mark()) {
         return;
     }
     marked_start(&l);
