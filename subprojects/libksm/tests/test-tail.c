@@ -226,61 +226,6 @@ static void test_vain(void)
     left_end(&l);
 }
 
-static bool ksmd_runs;
-
-static int open_run(const char *path)
-{
-    int fd;
-
-    if (!g_str_has_suffix(path, "/ksm/run")) {
-        return prim_real.open_read(path);
-    }
-    fd = prim_real.memfd("run");
-    g_assert(dprintf(fd, "%d\n", ksmd_runs) > 0);
-    g_assert(lseek(fd, 0, SEEK_SET) == 0);
-    return fd;
-}
-
-/* Looks as if two minutes had gone. */
-static void two_minutes(Left *l)
-{
-    passes(l, 1);
-    l->e->tail.looked_ns = 0;
-    l->e->tail.awake_ns -= UINT64_C(120000000000);
-}
-
-/* Many that stand alone are left to ksmd, unless nobody starts it. */
-static void test_asleep(void)
-{
-    Left l;
-
-    prim.open_read = open_run;
-    ksmd_runs = true;
-    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
-        prim.open_read = prim_real.open_read;
-        return;
-    }
-    for (size_t i = 0; i < PAIR_PAGES; i++) {
-        /* in another order there: no runs */
-        mem_fill(l.m, i, i < CHUNK_PAGES ? 1 + i
-                                         : 1 + (i * 5) % CHUNK_PAGES);
-    }
-    passes(&l, 12);
-    g_assert(util_stats(l.e).merged == 0);
-    g_assert(left_marked(&l) == 2);
-    two_minutes(&l);
-    passes(&l, 4);
-    g_assert(util_stats(l.e).merged == 0);
-    ksmd_runs = false;
-    two_minutes(&l);
-    for (unsigned n = 0; util_stats(l.e).merged < CHUNK_PAGES; n++) {
-        g_assert(n < 200);
-        passes(&l, 1);
-    }
-    prim.open_read = prim_real.open_read;
-    left_end(&l);
-}
-
 static void test_unmerged(void)
 {
     Left l;
@@ -420,8 +365,8 @@ static void marked_start(Left *l)
 }
 
 /*
- * All that the process maps is for ksmd (MemoryKSM=yes), but not what we map:
- * it would take away write-protection, and merge what is lazily free.
+ * All that the process maps is for ksmd (MemoryKSM=yes), but not what we map: it
+ * would take away write-protection, and merge what is lazily free.
  */
 static void test_process_marked(void)
 {
@@ -566,7 +511,6 @@ int main(int argc, char **argv)
     g_test_add_func("/tail/inherited", test_inherited);
     g_test_add_func("/tail/written", test_written);
     g_test_add_func("/tail/vain", test_vain);
-    g_test_add_func("/tail/asleep", test_asleep);
     g_test_add_func("/tail/unmerged", test_unmerged);
     g_test_add_func("/tail/off", test_off);
     g_test_add_func("/tail/discarded", test_discarded);

@@ -111,26 +111,6 @@ static unsigned wanted_run(KsmEngine *e, const StoreAnswer *a, unsigned max)
     return n;
 }
 
-/*
- * Pages of a short run in a chunk where many are equal: the kernel will have
- * them (plan.h), so they are not offered.
- */
-static bool is_tail(const KsmEngine *e, const StoreAnswer *a, unsigned n)
-{
-    size_t page;
-    const KsmRegion *r = directory_page(&e->dir, a->id, &page);
-
-    return e->plan.tail && n < TAIL_RUN &&
-           r->chunk[page / CHUNK_PAGES].gain >= TAIL_PAGES;
-}
-
-static void pages_leave(KsmEngine *e, const StoreAnswer *a, unsigned n)
-{
-    for (unsigned i = 0; i < n; i++) {
-        page_equal(e, a[i].id);
-    }
-}
-
 /* Offers @n pages, or the first of them; returns how many that were. */
 static unsigned pages_offer(KsmEngine *e, const StoreAnswer *a, unsigned n)
 {
@@ -291,9 +271,7 @@ static bool batch_take(KsmEngine *e)
             index_prefetch(&e->content.index, a[i + PREFETCH].tag);
         }
         run = wanted_run(e, a + i, n - i);
-        if (run && is_tail(e, a + i, run)) {
-            pages_leave(e, a + i, run);
-        } else if (run) {
+        if (run) {
             run = pages_offer(e, a + i, run);
         } else {
             answer_take(e, a + i);

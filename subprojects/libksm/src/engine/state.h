@@ -80,9 +80,7 @@ typedef struct KsmTail {
     bool eager;             /* tests: all is left to it, quiet or not */
     size_t chunks;          /* that are marked */
     uint64_t given;         /* times that one was, ever */
-    uint64_t hurry;         /* passes before that one do not rest */
-    uint64_t looked_ns;     /* when its figures were read ... */
-    uint64_t awake_ns;      /* ... and it ran, or had nothing to do */
+    uint64_t looked_ns;     /* when its figures were read */
     uint8_t scans;          /* low bits of its full scans, then */
     double saves;           /* share of its merged pages that is saved */
 } KsmTail;

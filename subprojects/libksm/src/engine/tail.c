@@ -13,14 +13,12 @@
 #define LEFT_MIN        4u      /* equal pages that are worth its while */
 #define FRESH_MAX       (CHUNK_PAGES / 16)  /* more were written: not quiet */
 #define QUIET_PASSES    2u      /* before it is given */
-#define HURRY_PASSES    16u     /* of them are without a rest */
 #define LOUD_PASSES     4u      /* before it is taken away ... */
 #define REST_PASSES     100u    /* ... and then, twice as many each time ... */
 #define REST_DOUBLINGS  6u      /* ... so often, while it is as vain as before */
 #define VAIN_SCANS      3u      /* begun: of them two were whole ... */
 #define VAIN_PASSES     8u      /* ... and so many of ours */
 #define LOOK_NS         UINT64_C(1000000000)
-#define ASLEEP_NS       UINT64_C(120000000000)  /* ksmd: nobody starts it */
 #define VMAS_SOME       1024u   /* left for others when we make mappings */
 
 #define KNOBS           "/sys/kernel/mm/ksm/"
@@ -33,10 +31,7 @@ static uint64_t knob(const char *path)
     return text ? g_ascii_strtoull(text, NULL, 10) : 0;
 }
 
-/*
- * How far ksmd has come, what its pages save, and whether it takes what it is
- * given: it may be stopped while there is nothing, but not for long after that.
- */
+/* How far ksmd has come, and what its pages save. */
 static void kernel_ask(KsmTail *t)
 {
     uint64_t now = prim.now_ns(), shared, sharing;
@@ -49,9 +44,6 @@ static void kernel_ask(KsmTail *t)
     shared = knob(KNOBS "pages_shared");
     sharing = knob(KNOBS "pages_sharing");
     t->saves = sharing ? (double)sharing / (shared + sharing) : 0;
-    if (!t->chunks || knob(KNOBS "run") == 1) {
-        t->awake_ns = now;
-    }
 }
 
 static bool is_merged(uint64_t entry, uint8_t kind)
@@ -184,6 +176,8 @@ static bool is_quiet(const KsmChunk *c)
 static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
 {
     unsigned least = c->flags & CHUNK_HUGE ? e->cfg.split_min_pages : LEFT_MIN;
+    /* without a source each pass visits all */
+    uint16_t soon = r->dirty == KSM_DIRTY_CHECKSUM ? 0 : CHUNK_VISIT;
 
     if (e->tail.eager) {
         return !(c->flags & CHUNK_HUGE);
@@ -191,36 +185,8 @@ static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
     return c->gain >= least && is_quiet(c) &&
            (c->why_not == KSM_REASON_NOT_WORTH ||
             c->why_not == KSM_REASON_VMA_LIMIT ||
-            c->why_not == KSM_REASON_RUN_OFF);
-}
-
-/* Merging it is about to be tried again: not now. */
-static bool is_tried(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
-{
-    /* without a source each pass visits all */
-    uint16_t soon = r->dirty == KSM_DIRTY_CHECKSUM ? 0 : CHUNK_VISIT;
-
-    return !e->tail.eager &&
-           (c->flags & (soon | CHUNK_QUEUED | CHUNK_PARKED | CHUNK_RIPENING));
-}
-
-/* A chunk that is left: given when it has been so for some passes. */
-static void chunk_consider(KsmEngine *e, KsmRegion *r, size_t chunk)
-{
-    KsmChunk *c = &r->chunk[chunk];
-
-    if (!c->tail_wait && !is_tried(e, r, c)) {
-        chunk_give(e, r, chunk);
-        return;
-    }
-    if (c->tail_wait == QUIET_PASSES) {
-        e->tail.hurry = e->scan.pass + HURRY_PASSES;
-    }
-    c->tail_wait -= c->tail_wait && !is_tried(e, r, c);
-    if (c->tail_wait < QUIET_PASSES && e->scan.pass < e->tail.hurry) {
-        /* a rest may be long: given after it, it would be late */
-        e->scan.settle = MAX(e->scan.settle, QUIET_PASSES);
-    }
+            c->why_not == KSM_REASON_RUN_OFF) &&
+           !(c->flags & (soon | CHUNK_QUEUED | CHUNK_PARKED | CHUNK_RIPENING));
 }
 
 /*
@@ -250,8 +216,6 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
         return;
     }
     kernel_ask(&e->tail);
-    e->plan.tail = !e->tail.refused &&
-                   e->tail.looked_ns - e->tail.awake_ns < ASLEEP_NS;
     may = !e->tail.refused && !region_inhibited(r);
     REGION_FOREACH_KNOWN(r, i, chunk, end) {
         KsmChunk *c = &r->chunk[i];
@@ -266,8 +230,10 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
             }
         } else if (!is_left(e, r, c)) {
             c->tail_wait = MAX(c->tail_wait, QUIET_PASSES);
+        } else if (c->tail_wait) {
+            c->tail_wait--;
         } else if (may) {
-            chunk_consider(e, r, i);
+            chunk_give(e, r, i);
         }
     }
 }

@@ -18,9 +18,6 @@
  * A huge page would be broken for the first page in it: left only if enough is
  * equal, as for merging.
  *
- * A chunk of which much would be mapped alone is left whole (plan.h), but not
- * where nobody starts ksmd.
- *
  * Leaves to others: when ksmd runs, and how fast.
  */
 #ifndef KSM_TAIL_H

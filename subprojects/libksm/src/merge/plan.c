@@ -100,7 +100,6 @@ static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
     }
     /* it may have become the candidate when it was thought to be alone */
     content_met(p->content, place);
-    *slot = place;
     return partner_worth(p, place) ? ACT_NEW : ACT_KEEP;
 }
 
@@ -313,59 +312,11 @@ static unsigned run_shortest(KsmPlan *p)
     size_t left = vmas_left(p->vmas);
     size_t all = p->vmas->limit;
 
-    return left < (p->tail ? TAIL_VMAS : 64) ? CHUNK_PAGES + 1
+    return left < 64 ? CHUNK_PAGES + 1
          : left > all / 4 * 3 ? 1
          : left > all / 2 ? 2
          : left > all / 4 ? 4
          : left > all / 10 ? 8 : 16;
-}
-
-/* Pages from @i on that one mapping can cover; 0: it needs none. */
-static unsigned run_length(const KsmPlan *p, unsigned i)
-{
-    unsigned n = 1;
-
-    if (!act_has_slot(p->act[i]) && p->act[i] != ACT_NEW) {
-        return 0;
-    }
-    while (plan_joined(p, i + n - 1)) {
-        n++;
-    }
-    return n;
-}
-
-/* Pages to be copied, from @i on, whose equals stand side by side, too. */
-static unsigned both_length(const KsmPlan *p, unsigned i)
-{
-    unsigned n = 1;
-
-    while (i + n < CHUNK_PAGES && p->act[i + n] == ACT_NEW &&
-           p->slot[i + n] == p->slot[i] + n) {
-        n++;
-    }
-    return n;
-}
-
-/*
- * Where so many pages, or their equals, would be mapped alone, the kernel is to
- * have them: then they are not copied.  What the pool has it cannot have any
- * more.
- */
-static void plan_tail(KsmPlan *p)
-{
-    uint16_t alone[CHUNK_PAGES];
-    unsigned pages = 0, n;
-
-    for (unsigned i = 0; p->tail && i < CHUNK_PAGES; i += n) {
-        n = p->act[i] == ACT_NEW ? both_length(p, i) : 1;
-        for (unsigned k = i; p->act[i] == ACT_NEW && k < i + n && n < TAIL_RUN;
-             k++) {
-            alone[pages++] = k;
-        }
-    }
-    for (unsigned k = 0; pages >= TAIL_PAGES && k < pages; k++) {
-        p->act[alone[k]] = ACT_KEEP;
-    }
 }
 
 /* Drops runs that are too short; counts what is left. */
@@ -374,11 +325,16 @@ static void plan_prune(KsmPlan *p)
     unsigned shortest = run_shortest(p), n;
 
     p->zero = p->map = p->fresh = p->runs = 0;
-    for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
-        n = run_length(p, i);
-        if (!n) {
-            p->zero += p->act[i] == ACT_ZERO;
+    for (unsigned i = 0; i < CHUNK_PAGES; i += n) {
+        n = 1;
+        if (p->act[i] == ACT_ZERO) {
+            p->zero++;
+        }
+        if (!act_has_slot(p->act[i]) && p->act[i] != ACT_NEW) {
             continue;
+        }
+        while (plan_joined(p, i + n - 1)) {
+            n++;
         }
         if (n < shortest) {
             for (unsigned k = i; k < i + n; k++) {
@@ -684,7 +640,6 @@ bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
     KSM_TSAN_IGNORE_BEGIN();    /* what is copied may be written */
     plan_acts(p, r, chunk);
     KSM_TSAN_IGNORE_END();
-    plan_tail(p);
     if (!plan_settle(p, c)) {
         return false;
     }

@@ -25,14 +25,6 @@
 #include "watch/memcg.h"
 
 #define RUN_PATTERN_MIN 16u     /* equal neighbours that make a pattern */
-/*
- * Where the kernel's KSM has the tail: a chunk with so many pages that would be
- * mapped in shorter runs, here or where their equals are, is cheaper for it,
- * which needs no mapping on either side.
- */
-#define TAIL_RUN        4u
-#define TAIL_PAGES      128u
-#define TAIL_VMAS       2048u   /* left for marking such chunks */
 
 typedef enum PlanAct {
     ACT_KEEP,       /* goes back as it is */
@@ -63,15 +55,13 @@ typedef struct KsmPlan {
     KsmVmas *vmas;
     KsmCosts *costs;
     KsmMemcg *memcg;
-    bool tail;                      /* the kernel's KSM takes what is alone */
     unsigned split_min_pages;       /* a huge page must save so many */
     uint64_t stall_limit_ns;
     /* the plan */
     KsmRegion *region;
     size_t chunk;
     uint8_t act[CHUNK_PAGES];
-    /* MAP, FILL: a user of it is taken; NEW: the id of its equal, if known */
-    uint32_t slot[CHUNK_PAGES];
+    uint32_t slot[CHUNK_PAGES];     /* MAP, FILL: a user of it is taken */
     PlanSpan span[CHUNK_PAGES / 2];
     unsigned n_spans;
     unsigned zero, map, fresh;      /* pages by act; fresh: NEW, FILL */
