@@ -848,13 +848,13 @@ static void sparse_shrinks(Sparse *s)
 /* A region of which little is populated. */
 static void test_sparse(gconstpointer data)
 {
+    KsmDirtySource dirty = GPOINTER_TO_INT(data);
+    Sparse s;
+
     if (g_getenv("KSM_TEST_SLOWER")) {
         g_test_skip("the emulated machine has too little memory");
         return;
     }
-    KsmDirtySource dirty = GPOINTER_TO_INT(data);
-    Sparse s;
-
     if (!sparse_start(&s, dirty)) {
         return;
     }
