@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_scope_group import boot, kinds, pooled, wait_shared
@@ -88,15 +87,14 @@ def test_ours_first_then_the_kernel(image: Path, scope_vm: str) -> None:
             assert guest.verify() == 0
 
 
-def check_profit(guest: Guest, found: dict[str, Any]) -> None:
+def profit_is_right(guest: Guest) -> bool:
     """ksmd's saving is in it once, although QEMU's own profit has it, too."""
+    found = by_name(look())[guest.spec.name]
     one, kernel = guest.backend_stats(), found["saved"]["kernel"]
     ours = one["pages-sharing"] + one["zero-pages"] + one["group"]["saved"]
     costs = found["cost"]["metadata"] + one["page-tables"]
-    assert kernel > 0
-    # what the group saves may be another figure by now
-    worked_out = ours * PAGE + kernel - costs
-    assert found["profit"] == pytest.approx(worked_out, abs=max(kernel // 2, 1 << 20))
+    # twice or not at all is more than half of it away
+    return abs(found["profit"] - (ours * PAGE + kernel - costs)) < kernel / 2
 
 
 def test_driven(image: Path, scope_vm: str, tmp_path: Path) -> None:
@@ -130,9 +128,9 @@ def test_driven(image: Path, scope_vm: str, tmp_path: Path) -> None:
 
         # it may have been begun again, for what was given meanwhile
         guests[0].wait_for("ksmd stopped", rests, 60)
-        shown = by_name(look())
         for guest in guests:
-            check_profit(guest, shown[guest.spec.name])
+            # the figures are told at different times: not while they change
+            guest.wait_for("its profit", lambda g=guest: profit_is_right(g), 120)
             assert guest.verify() == 0
 
 

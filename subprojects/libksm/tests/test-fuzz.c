@@ -576,8 +576,8 @@ static const KsmRegionOps ops_plain = {
 /* Might a call have ended only because failures ceased? */
 static bool may_wait(void)
 {
-    /* a page whose memory failed cannot move: a copy has to say so */
-    bool stays = faults_for_ever(CALL_MOVE_BACK) || T.poisons;
+    /* a page cannot move, its memory or its home gone: a copy has to say so */
+    bool stays = faults_for_ever(CALL_MOVE_BACK) || T.poisons || T.mapped_over;
 
     /* a device that is busy for ever is given 10 s */
     bool patient = faults_for_ever(CALL_MOVE_BACK) && T.busy_one_in;
@@ -1553,9 +1553,15 @@ static void note_reasons(void)
 /* While calls fail it may have something to do all the time. */
 #define STEP_NS 100000000
 
+/*
+ * Isolating costs nothing: of pages that were seen at different times some may
+ * be merged first, and the others, each alone between them, be refused for what
+ * that takes on this machine.  They would stay, and rightly so.
+ */
 static void recover_step(unsigned n)
 {
     while (n--) {
+        T.e->costs = (KsmCosts) { 0 };
         engine_enter();
         faults_sleep(MAX(ksm_step(T.e, STEP_NS), 0));
         engine_leave("ksm_step");
