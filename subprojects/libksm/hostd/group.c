@@ -166,6 +166,7 @@ int group_join(Group *g, GroupMember *m, uint64_t pages)
 static void hold_take(Group *g, GroupMember *m, uint32_t slot, uint32_t n)
 {
     holds_take(&m->holds, slot, n);
+    g->changes++;
     for (uint32_t i = 0; i < n; i++) {
         pool_user_drop(&g->pool, slot);
     }
@@ -271,6 +272,7 @@ bool group_hold(Group *g, GroupMember *m, uint32_t slot)
     }
     pool_user_add(&g->pool, slot);
     holds_add(&m->holds, slot);
+    g->changes++;
     return true;
 }
 

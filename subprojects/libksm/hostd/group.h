@@ -84,6 +84,7 @@ typedef struct Group {
     GroupMember *member[ASKED_MEMBERS];
     unsigned members;
     uint64_t used;          /* slots with content */
+    uint64_t changes;       /* of holds */
     GroupStats stats;
     GroupTell tell;         /* NEWS; or NULL */
     void *opaque;

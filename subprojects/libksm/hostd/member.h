@@ -36,7 +36,8 @@ typedef struct Member {
     uint32_t reconciled;    /* ... of slots below it went */
     WireLeft left;          /* to the kernel, as it said last */
     GroupShare share;
-    uint64_t share_at;      /* when that was counted */
+    uint64_t share_at;      /* when that was counted ... */
+    uint64_t share_of;      /* ... after so many changes of the group */
 } Member;
 
 /*

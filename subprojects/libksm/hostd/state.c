@@ -11,14 +11,16 @@
 #define SECOND      UINT64_C(1000000000)
 #define SHARES_NS   UINT64_C(5000000)   /* of counting them in one turn */
 
-/* Counting it goes over all holds: once a second at most. */
+/* Counting it goes over all holds: once a second at most, if any changed. */
 static void share_count(Server *s, Member *m)
 {
     uint64_t now = prim.now_ns();
 
-    if (!m->share_at || now - m->share_at >= SECOND) {
+    if (!m->share_at || (now - m->share_at >= SECOND &&
+                         m->share_of != s->group.changes)) {
         m->share = group_share(&s->group, &m->held);
         m->share_at = now;
+        m->share_of = s->group.changes;
     }
 }
 

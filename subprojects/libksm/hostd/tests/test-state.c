@@ -155,6 +155,28 @@ static void test_steps(void)
     scene_end(s);
 }
 
+/* Where nobody's holds have changed nothing is counted. */
+static void test_unchanged(void)
+{
+    Scene *s = scene_new();
+    uint64_t counted;
+
+    s->client->member = s->member[1];
+    scene_offer(s, 2);
+    g_assert(ask(s) == 1);
+    counted = s->member[1]->share_at;
+    now += SECOND;
+    g_assert(ask(s) == 1);
+    g_assert(s->member[1]->share_at == counted);
+    check(s, 0, 2);
+    /* another's */
+    g_assert(group_hold(&s->s.group, &s->member[0]->held, 1));
+    now += SECOND;
+    g_assert(ask(s) == 1);
+    g_assert(s->told.member[0].share == 1500);
+    scene_end(s);
+}
+
 /* However many have said how much they gave, it does not overflow. */
 static void test_given(void)
 {
@@ -205,6 +227,7 @@ int main(int argc, char **argv)
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/state/first", test_first);
     g_test_add_func("/state/steps", test_steps);
+    g_test_add_func("/state/unchanged", test_unchanged);
     g_test_add_func("/state/given", test_given);
     g_test_add_func("/state/reload-room", test_reload_room);
     return g_test_run();

@@ -11,9 +11,9 @@
 
 #define ANSWERS_BATCH   CHUNK_PAGES
 #define PREFETCH        8u
-/* A chunk in so long: 512 MiB in nine minutes. */
-#define RENEW_NS        UINT64_C(2000000000)
-#define RENEW_MIN       10u     /* at once: between them passes are idle */
+/* A chunk in so long: 512 MiB in 17 minutes. */
+#define RENEW_NS        UINT64_C(4000000000)
+#define RENEW_MIN       5u      /* at once: between them passes are idle */
 #define RENEW_MAX       64u
 
 /* Is a page with that id still what it was?  Then *@r and *@page are set. */
