@@ -222,8 +222,10 @@ class Session:
             if what == "ksmd stop":
                 self._knobs.set(run=0)
             return int(ksmsys.ksmd_cpu_s(self._ksmd) * 1e9)
-        if what == "driven cpu":
+        if what.startswith("driven"):
             assert self._poold and self._hostd, "a worker is not in Session.driven()"
+            if what == "driven slots":
+                return int(self._poold.status()["used"])
             seconds = self._poold.cpu_s() + self._hostd.cpu_s()
             return int((seconds + ksmsys.ksmd_cpu_s(self._ksmd)) * 1e9)
         if what.startswith("daemon"):
