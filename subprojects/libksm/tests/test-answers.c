@@ -590,8 +590,11 @@ static void test_parked(void)
     scene_end(&s);
 }
 
-/* All of a chunk is known to be equal, a pass has ended, and nothing merged. */
-static bool ripening_start(Scene *s)
+/*
+ * Each @each-th page of a chunk is known to be equal, a pass has ended, and
+ * nothing merged.
+ */
+static bool ripening_start(Scene *s, unsigned each)
 {
     const FakeStoreHabits habits = { .late = 5 };
 
@@ -602,10 +605,10 @@ static bool ripening_start(Scene *s)
     clock_ahead = 0;
     prim.now_ns = now_ahead;
     mem_fill_run(s->m, 0, 512, 1000, 1);
-    for (unsigned i = 0; i < 512; i++) {
+    for (unsigned i = 0; i < 512; i += each) {
         share(s, i);
     }
-    while (s->r->count[PAGE_EQUAL] < 512 || s->e->scan.phase != PHASE_START) {
+    while (s->r->count[PAGE_EQUAL] < 512 / each || s->e->scan.phase != PHASE_START) {
         ksm_step(s->e, 1);
     }
     g_assert(util_stats(s->e).isolations == 0);
@@ -624,7 +627,7 @@ static void test_ripens(void)
 {
     Scene s;
 
-    if (!ripening_start(&s)) {
+    if (!ripening_start(&s, 1)) {
         return;
     }
     /* it does not wait for a pass */
@@ -640,12 +643,44 @@ static void test_ripens(void)
     ripening_end(&s);
 }
 
+/*
+ * What is scattered waits until nothing more is told of it; and where something
+ * is to come, five times as long.
+ */
+static void test_ripens_sparse(void)
+{
+    for (unsigned parked = 0; parked < 2; parked++) {
+        uint16_t flag = parked ? CHUNK_PARKED : 0;
+        Scene s;
+
+        if (!ripening_start(&s, 4)) {
+            return;
+        }
+        s.e->costs.isolate_ns = 1;
+        s.r->chunk[0].flags |= flag;
+        for (unsigned i = 1; i <= (parked ? 49 : 9); i++) {
+            clock_ahead = i * UINT64_C(100000000);
+            steps_between(&s);
+            g_assert(s.r->count[PAGE_MERGED] == 0);
+        }
+        clock_ahead += 200000000;
+        steps_between(&s);
+        clock_ahead += 100000000;
+        steps_between(&s);
+        g_assert(s.r->count[PAGE_MERGED] == 128);
+        g_assert(util_stats(s.e).isolations <= 2);
+        s.r->chunk[0].flags &= ~flag;
+        scene_end(&s);
+        prim.now_ns = prim_real.now_ns;
+    }
+}
+
 /* ... and what ripens while merging is inhibited is not forgotten. */
 static void test_ripens_inhibited(void)
 {
     Scene s;
 
-    if (!ripening_start(&s)) {
+    if (!ripening_start(&s, 1)) {
         return;
     }
     /* for a moment, which no pass sees */
@@ -667,7 +702,7 @@ static void test_doubted(void)
 {
     Scene s;
 
-    if (!ripening_start(&s)) {
+    if (!ripening_start(&s, 1)) {
         return;
     }
     s.e->costs.isolate_ns = 10000000;
@@ -845,6 +880,7 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/busy", test_busy);
     g_test_add_func("/answers/parked", test_parked);
     g_test_add_func("/answers/ripens/once", test_ripens);
+    g_test_add_func("/answers/ripens/sparse", test_ripens_sparse);
     g_test_add_func("/answers/ripens/inhibited", test_ripens_inhibited);
     g_test_add_func("/answers/doubted", test_doubted);
     g_test_add_func("/answers/settles", test_settles);

@@ -1415,9 +1415,31 @@ static void test_woken(void)
     prim.uffd_move = prim_real.uffd_move;
     c = &s.r->chunk[s.r->count[PAGE_PINNED] && s.r->chunk[0].wait ? 0 : 1];
     g_assert(c->wait && !(c->flags & CHUNK_VISIT));
-    c->failed_in = s.e->scan.pass + 1;
+    c->failed_in = 0;
     scan_wake(s.e, c);
     g_assert(!c->wait && c->flags & CHUNK_VISIT);
+    scene_end(&s);
+}
+
+/* No pass has the number that chunks which never failed have failed in. */
+static void test_pass_numbers(void)
+{
+    KsmChunk *c;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 64, 1, 1);
+    util_passes(s.e, 2);
+    c = &s.r->chunk[0];
+    for (unsigned i = 0; i < 260; i++) {
+        util_passes(s.e, 1);
+        c->failed_in = 0;
+        c->wait = 1;
+        scan_wake(s.e, c);
+        g_assert(c->wait == 0);
+    }
     scene_end(&s);
 }
 
@@ -3062,6 +3084,7 @@ int main(int argc, char **argv)
                          test_unshare);
     g_test_add_func("/scan/unshare/ours", test_unshare_ours);
     g_test_add_func("/scan/woken", test_woken);
+    g_test_add_func("/scan/pass-numbers", test_pass_numbers);
     g_test_add_func("/scan/untracked", test_untracked);
     g_test_add_data_func("/scan/arm/vm", GINT_TO_POINTER(true), test_arm);
     g_test_add_data_func("/scan/arm/zero", GINT_TO_POINTER(false), test_arm);

@@ -73,6 +73,9 @@ static void slot_found(KsmEngine *e, const StoreAnswer *a)
     if (!has_slot(e, a->slot, a->tag)) {
         met = content_publish(&e->content, a->slot);
     }
+    if (index_lookup(&e->content.index, a->tag) == PLACE_NONE) {
+        return;     /* no room there: its page would be asked about for ever */
+    }
     if (met != PLACE_NONE) {
         page_equal(e, met);
     }
@@ -297,7 +300,10 @@ static void call_parked(KsmEngine *e)
         if (r && (r->chunk[chunk].flags & CHUNK_PARKED)) {
             r->chunk[chunk].flags &= ~CHUNK_PARKED;
             scan_wake(e, &r->chunk[chunk]);
-            scan_queue(e, r, chunk);
+            if (!(r->chunk[chunk].flags & CHUNK_RIPENING) ||
+                !ripen_is_sparse(r, chunk)) {
+                scan_queue(e, r, chunk);
+            }
         }
     }
 }
@@ -314,6 +320,7 @@ bool answers_take(KsmEngine *e)
     cpu = prim.cpu_ns();
     more = batch_take(e);
     note_loss(e);
+    asks_idle(&e->asks);
     call_parked(e);
     renew(e);
     more |= !store_is_gone(s) && ask_all_again(e);

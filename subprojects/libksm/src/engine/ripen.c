@@ -6,16 +6,22 @@
 #include "base/prim.h"
 #include "engine/ripen.h"
 
-#define MOMENT  10u     /* part of the time that it is in a pass */
+#define MOMENT          10u     /* part of the time that it is in a pass */
+#define SPARSE_RUN      8u      /* pages: runs are shorter on average */
+#define SPARSE_TIMES    5u      /* of the time, at most */
 
 typedef struct Ripening {
     uint64_t ns;            /* since when */
+    uint64_t first;         /* ... with what was before */
+    uint64_t grown;         /* when its gain was last seen to grow ... */
     uint32_t id;            /* of the chunk */
+    uint16_t gain;          /* ... to that */
 } Ripening;
 
 void ripen_add(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
+    uint64_t now = prim.now_ns();
     Ripening *new;
 
     if (c->flags & (CHUNK_RIPENING | CHUNK_QUEUED)) {
@@ -24,7 +30,7 @@ void ripen_add(KsmEngine *e, KsmRegion *r, size_t chunk)
     chunk_know(r, chunk);
     c->flags |= CHUNK_RIPENING;
     new = g_new(Ripening, 1);
-    *new = (Ripening) { prim.now_ns(), chunk_id(r, chunk) };
+    *new = (Ripening) { now, now, now, chunk_id(r, chunk), c->gain };
     g_queue_push_tail(&e->ripening, new);
 }
 
@@ -41,16 +47,60 @@ uint64_t ripen_wait(const KsmEngine *e)
     return due > now ? due - now : 0;
 }
 
-bool ripen_take(KsmEngine *e, uint32_t *id)
+bool ripen_is_sparse(const KsmRegion *r, size_t chunk)
 {
-    Ripening *first;
+    size_t page = chunk * CHUNK_PAGES;
+    unsigned runs = 0;
+    bool was = false;
+
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        PageState s = page_state(r, page + i);
+        bool is = s == PAGE_EQUAL || s == PAGE_ZEROES;
+
+        runs += is && !was;
+        was = is;
+    }
+    return r->chunk[chunk].gain < runs * SPARSE_RUN;
+}
+
+/* More of it may be equal in a moment, and all of it be merged at once. */
+static bool waits_on(const KsmEngine *e, const KsmRegion *r, size_t chunk,
+                     Ripening *w)
+{
+    const KsmChunk *c = &r->chunk[chunk];
+    uint64_t now = prim.now_ns(), ns = e->content.store->ripen_ns;
+
+    if (c->gain > w->gain) {
+        w->grown = now;
+    }
+    w->gain = c->gain;
+    return now - w->first < SPARSE_TIMES * ns && ripen_is_sparse(r, chunk) &&
+           (now - w->grown < ns || (c->flags & CHUNK_PARKED));
+}
+
+bool ripen_take(KsmEngine *e, KsmRegion **r, size_t *chunk)
+{
+    Ripening *w;
 
     if (ripen_wait(e)) {
         return false;
     }
-    first = g_queue_pop_head(&e->ripening);
-    *id = first->id;
-    g_free(first);
+    w = g_queue_pop_head(&e->ripening);
+    *r = directory_chunk(&e->dir, w->id, chunk);
+    /* the id may be of another region by now */
+    if (*r && !((*r)->chunk[*chunk].flags & CHUNK_RIPENING)) {
+        *r = NULL;
+    }
+    if (*r && waits_on(e, *r, *chunk, w)) {
+        w->ns = prim.now_ns();
+        g_queue_push_tail(&e->ripening, w);
+        *r = NULL;
+        return true;
+    }
+    if (*r) {
+        (*r)->chunk[*chunk].flags &= ~CHUNK_RIPENING;
+    }
+    g_free(w);
     return true;
 }
 

@@ -49,6 +49,12 @@ static bool page_skip(KsmEngine *e, KsmRegion *r, size_t page)
     return true;
 }
 
+/* For KsmChunk.failed_in; 0: in none. */
+static uint8_t pass_mark(const KsmScan *s)
+{
+    return s->pass % UINT8_MAX + 1;
+}
+
 void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmScan *s = &e->scan;
@@ -61,7 +67,7 @@ void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
      * Where isolating fails two chunks would send each other for ever: each
      * finds that it could merge, and takes the other's place in the index.
      */
-    if (c->failed_in == (uint8_t)s->pass && c->wait) {
+    if (c->failed_in == pass_mark(s) && c->wait) {
         return;
     }
     if (s->n_ripe == RIPE_MAX) {
@@ -76,7 +82,7 @@ void scan_queue(KsmEngine *e, KsmRegion *r, size_t chunk)
 
 void scan_wake(KsmEngine *e, KsmChunk *c)
 {
-    if (c->wait && c->failed_in != (uint8_t)e->scan.pass) {
+    if (c->wait && c->failed_in != pass_mark(&e->scan)) {
         c->wait = 0;
         /* what was refused waits, too, and only a look finds it again */
         c->flags |= CHUNK_VISIT;
@@ -513,7 +519,7 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (chunk_plan(e, r, chunk)) {
         merged = plan_merge(e, r);
         c->backoff = merged ? 0 : MIN(c->backoff + 1, backoff_max(r));
-        c->failed_in = merged ? c->failed_in : e->scan.pass;
+        c->failed_in = merged ? c->failed_in : pass_mark(&e->scan);
         c->tried = c->gain;
         c->wait = 1u << c->backoff;
     }
@@ -611,15 +617,11 @@ static bool ripened(KsmEngine *e)
 {
     KsmRegion *r;
     size_t chunk;
-    uint32_t id;
 
-    if (!ripen_take(e, &id)) {
+    if (!ripen_take(e, &r, &chunk)) {
         return false;
     }
-    r = directory_chunk(&e->dir, id, &chunk);
-    /* the id may be of another region by now */
-    if (r && (r->chunk[chunk].flags & CHUNK_RIPENING)) {
-        r->chunk[chunk].flags &= ~CHUNK_RIPENING;
+    if (r) {
         scan_queue(e, r, chunk);
     }
     return true;

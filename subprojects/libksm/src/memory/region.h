@@ -118,7 +118,7 @@ typedef struct KsmChunk {
     uint8_t hot;        /* log2 of passes between looks for writes */
     uint8_t hot_wait;   /* of those still to go */
     uint8_t visited_in; /* low bits of the pass */
-    uint8_t failed_in;  /* ... in which merging was tried for nothing */
+    uint8_t failed_in;  /* in which merging was tried for nothing; 0: none */
     uint8_t yield;      /* 0 to 255: how much was merged here lately */
     uint8_t calm;       /* looks at broken pages since some were restored */
     uint8_t restored;   /* log2 of the looks until more may be */

@@ -8,7 +8,7 @@
 
 /* For so many passes, and times of ripening, an answer is a user. */
 #define HELD_PASSES 6u
-#define HELD_TIMES  10u
+#define HELD_TIMES  20u
 #define DROP_STEP   32u     /* dropped at once */
 #define CALLS       2u      /* of chunks for room, when there may be some */
 
@@ -161,6 +161,13 @@ void asks_heard(KsmAsks *a)
     a->calls = CALLS;
     for (; a->first < a->next && !oldest_awaited(a); a->first++) {
         g_queue_pop_head(a->order);
+    }
+}
+
+void asks_idle(KsmAsks *a)
+{
+    if (!a->calls && !asks_awaited(a)) {
+        a->calls = a->busy->length;
     }
 }
 

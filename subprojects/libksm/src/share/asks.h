@@ -70,6 +70,8 @@ void asks_park(KsmAsks *a, uint32_t id);
 void asks_park_busy(KsmAsks *a, uint32_t id);
 /* A batch of answers was read. */
 void asks_heard(KsmAsks *a);
+/* If none is to come: whoever waits for room need not wait for one. */
+void asks_idle(KsmAsks *a);
 /* A chunk that waits no more; false: there is none. */
 bool asks_call(KsmAsks *a, uint32_t *id);
 
