@@ -49,6 +49,7 @@ typedef struct Guest {
     uint64_t cpu_ns;
     uint64_t left;          /* bytes */
     uint64_t passes, runs;
+    uint64_t scan_ns, merge_ns, isolations;
     uint64_t reasons[KSM_REASON_MAX];
 } Guest;
 
@@ -170,6 +171,9 @@ static void guest_tell(Guest *g, KsmEngine *engine, uint64_t cpu)
     store(&g->left, stats.kernel_left);
     store(&g->passes, stats.full_scans);
     store(&g->runs, stats.merged_runs);
+    store(&g->scan_ns, stats.scan_time);
+    store(&g->merge_ns, stats.merge_time);
+    store(&g->isolations, stats.isolations);
     for (int i = 0; i < KSM_REASON_MAX; i++) {
         store(&g->reasons[i], stats.reasons[i]);
     }
@@ -190,7 +194,7 @@ static void member_run(const Run *r, const Image *image, Guest *g)
         int64_t wait = ksm_step(engine, 0);
         uint64_t now = bench_now_ns();
 
-        if (now - told >= SAMPLE_NS) {
+        if (now - told >= 2 * SAMPLE_NS) {
             guest_tell(g, engine, cpu);
             told = now;
         }
@@ -346,6 +350,9 @@ static void report(const Run *r, uint64_t goal)
     bench_metric("left_mib", GUESTS_SUM(r, left) / 1048576.0);
     bench_metric("passes", GUESTS_SUM(r, passes) / r->n);
     bench_metric("runs", GUESTS_SUM(r, runs));
+    bench_metric("scan_cpu", GUESTS_SUM(r, scan_ns) / 1e9);
+    bench_metric("merge_cpu", GUESTS_SUM(r, merge_ns) / 1e9);
+    bench_metric("isolations", GUESTS_SUM(r, isolations));
     for (int i = 0; i < KSM_REASON_MAX; i++) {
         uint64_t pages = GUESTS_SUM(r, reasons[i]);
 
