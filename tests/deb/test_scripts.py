@@ -5,8 +5,9 @@ with other programs in the place of those that they call; lists that must agree.
 
 from __future__ import annotations
 
-import os
+import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 from host.paths import TOP
@@ -51,5 +52,75 @@ def test_wrapper_runs_nothing_but_qemu(tmp_path: Path) -> None:
     (tmp_path / "qemu.real").symlink_to("real/qemu")
     ram = '{"qom-type":"memory-backend-ram","id":"ram0"}'
     done = run(wrapper, "-object", ram, "a b", path=empty)
-    assert done.stdout.splitlines() == ["-object", ram.replace("-ram", "-ksm", 1), "a b"]
+    assert done.stdout.splitlines() == [
+        "-object",
+        ram.replace("-ram", "-ksm", 1),
+        "a b",
+    ]
     assert not done.stderr
+
+
+@dataclass
+class Scripts:
+    """Maintainer scripts of ksm-poold, in a host where systemd runs."""
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        (self.root / "run/systemd/system").mkdir(parents=True)
+        for name in ("systemctl", "deb-systemd-invoke"):
+            self.answer(name, f'echo "{name} $*" >>"{self.root}/calls"')
+        for name in ("cat", "rm", "grep"):
+            (self.root / "bin" / name).symlink_to(f"/bin/{name}")
+
+    def answer(self, name: str, text: str) -> None:
+        program(self.root / "bin" / name, text)
+
+    def enable(self, *links: str) -> None:
+        for name in links:
+            link = self.root / "etc/systemd/system" / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to("/nowhere")
+
+    def call(self, kind: str, *words: str) -> str:
+        text = (DEBIAN / f"ksm-poold.{kind}").read_text()
+        text = re.sub(r"(?<![\w/])/(run|etc)/", rf"{self.root}/\1/", text)
+        done = run("/bin/sh", "-c", text, kind, *words, path=self.root / "bin")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def calls(self) -> list[str]:
+        """What was done by the scripts since the last time."""
+        path = self.root / "calls"
+        found = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        assert not (self.root / "run/ksm-poold.before").exists()
+        return [line.removeprefix("deb-systemd-invoke ") for line in found
+                if line != "systemctl daemon-reload"]  # fmt: skip
+
+
+def test_what_was_enabled_is_started_again(tmp_path: Path) -> None:
+    scripts = Scripts(tmp_path)
+    scripts.call("preinst", "install")
+    scripts.call("postinst", "configure", "")
+    assert not scripts.calls()
+    scripts.call("prerm", "remove")
+    (stop,) = scripts.calls()
+    assert stop.startswith("stop ksm-poold@*.socket ")
+    scripts.enable(
+        "sockets.target.wants/ksm-poold@a.socket", "multi-user.target.wants/ksm-hostd.service"
+    )  # fmt: skip
+    scripts.call("preinst", "install", "1")
+    scripts.call("postinst", "configure", "1")
+    assert scripts.calls() == ["start ksm-poold@a.socket", "start ksm-hostd.service"]
+
+
+def test_what_is_stopped_stays_so_in_an_upgrade(tmp_path: Path) -> None:
+    scripts = Scripts(tmp_path)
+    scripts.enable("sockets.target.wants/ksm-poold@a.socket")
+    scripts.call("preinst", "upgrade", "1")
+    scripts.call("postinst", "configure", "1")
+    assert scripts.calls() == [
+        "reload ksm-poold@*.service",
+        "try-restart ksm-hostd.service",
+    ]
