@@ -124,3 +124,14 @@ def test_what_is_stopped_stays_so_in_an_upgrade(tmp_path: Path) -> None:
         "reload ksm-poold@*.service",
         "try-restart ksm-hostd.service",
     ]
+
+
+def test_hostd_that_has_stepped_back_is_left_alone(tmp_path: Path) -> None:
+    """As its report.c prints it."""
+    scripts = Scripts(tmp_path)
+    for state in ("rests", "passive"):
+        scripts.answer("ksm-hostd", f'printf "%-12s %s\\n" state {state} why passive')
+        scripts.call("preinst", "upgrade", "1")
+        said = scripts.call("postinst", "configure", "1")
+        restarted = "try-restart ksm-hostd.service" in scripts.calls()
+        assert restarted == (state != "passive") == (not said)
