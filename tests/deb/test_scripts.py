@@ -135,3 +135,10 @@ def test_hostd_that_has_stepped_back_is_left_alone(tmp_path: Path) -> None:
         said = scripts.call("postinst", "configure", "1")
         restarted = "try-restart ksm-hostd.service" in scripts.calls()
         assert restarted == (state != "passive") == (not said)
+
+
+def test_symbols_are_those_of_the_map() -> None:
+    symbols = (DEBIAN / "libksm1.symbols").read_text()
+    versions = (TOP / "subprojects/libksm/libksm.map").read_text()
+    listed = re.findall(r"^ (ksm_\w+)@LIBKSM_1 ", symbols, re.MULTILINE)
+    assert listed == re.findall(r"^    (ksm_\w+);", versions, re.MULTILINE)
