@@ -133,6 +133,7 @@ def test_installed(host: Host) -> None:
 
 def test_programs(host: Host) -> None:
     run = host.root.run
+    assert "QEMU" in run("cat", "/usr/share/doc/qemu-system-ksm/copyright.qemu")
     assert "qemu-ksm" in run(EMULATOR, "--version")
     assert "scope=<" in run(EMULATOR, "-object", "memory-backend-ksm,help")
     for accelerator in ("kvm", "tcg"):
