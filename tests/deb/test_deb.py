@@ -340,6 +340,7 @@ def test_removed(host: Host) -> None:
     settings = {name for name in left if name.startswith("/etc/")}
     assert settings >= {
         "/etc/apparmor.d/abstractions/libvirt-qemu.d/qemu-ksm",
+        "/etc/needrestart/conf.d/ksm-poold.conf",
     }
     assert not any(name.startswith("/usr/") for name in left), sorted(left)
 

@@ -142,3 +142,18 @@ def test_symbols_are_those_of_the_map() -> None:
     versions = (TOP / "subprojects/libksm/libksm.map").read_text()
     listed = re.findall(r"^ (ksm_\w+)@LIBKSM_1 ", symbols, re.MULTILINE)
     assert listed == re.findall(r"^    (ksm_\w+);", versions, re.MULTILINE)
+
+
+def test_needrestart_leaves_daemons_alone() -> None:
+    """As its own configuration reads ours."""
+    script = """
+        eval do { local(@ARGV, $/) = shift; <> };
+        die $@ if $@;
+        my ($re) = keys %{$nrconf{override_rc}};
+        die unless $nrconf{override_rc}{$re} eq "0";
+        print grep { !/$re/ } @ARGV;
+    """
+    units = ("ksm-hostd.service", "ksm-poold@tenant-a.service")
+    done = run("/usr/bin/perl", "-we", script, DEBIAN / "needrestart/ksm-poold.conf",
+               *units, path=Path("/bin"))  # fmt: skip
+    assert (done.stdout, done.stderr) == (units[0], "")
