@@ -147,6 +147,7 @@ def test_programs(host: Host) -> None:
     run("virt-ksm", "--help")
     run("ksm-run", "--max-cpu", "100", "true")
     run("ksm-poold", "--help")
+    assert run("ksm-poold", "--image-version").strip().isdigit()
     run("ksm-hostd", "--help")
     for page in ("qemu-system-x86_64-ksm", "virt-ksm", "ksm-top", "ksm-run",
                  "ksm-poold", "ksm-hostd", "libksm"):  # fmt: skip

@@ -70,6 +70,7 @@ class Scripts:
         (self.root / "run/systemd/system").mkdir(parents=True)
         for name in ("systemctl", "deb-systemd-invoke"):
             self.answer(name, f'echo "{name} $*" >>"{self.root}/calls"')
+        self.answer("ksm-poold", "echo 6")
         for name in ("cat", "rm", "grep"):
             (self.root / "bin" / name).symlink_to(f"/bin/{name}")
 
@@ -135,6 +136,20 @@ def test_hostd_that_has_stepped_back_is_left_alone(tmp_path: Path) -> None:
         said = scripts.call("postinst", "configure", "1")
         restarted = "try-restart ksm-hostd.service" in scripts.calls()
         assert restarted == (state != "passive") == (not said)
+
+
+def test_daemons_are_not_reloaded_across_versions_of_the_image(tmp_path: Path) -> None:
+    scripts = Scripts(tmp_path)
+    for old in ("exit 2", "echo 5", "echo 6"):
+        scripts.answer("ksm-poold", old)
+        scripts.call("preinst", "upgrade", "1")
+        scripts.answer("ksm-poold", "echo 6")
+        said = scripts.call("postinst", "configure", "1")
+        reloaded = "reload ksm-poold@*.service" in scripts.calls()
+        assert reloaded == (old == "echo 6") == ("systemctl restart" not in said)
+    # dpkg-reconfigure
+    scripts.call("postinst", "configure", "1")
+    assert "reload ksm-poold@*.service" in scripts.calls()
 
 
 def test_symbols_are_those_of_the_map() -> None:

@@ -12,8 +12,7 @@
 #include "image.h"
 #include "sys.h"
 
-#define MAGIC   UINT64_C(0x31656d616d736b)
-#define VERSION 6u
+#define MAGIC UINT64_C(0x31656d616d736b)
 
 typedef struct Head {
     uint64_t magic;
@@ -73,7 +72,7 @@ void image_put(Image *im, const void *from, size_t len)
 
 int image_finish(Image *im)
 {
-    Head head = { MAGIC, VERSION, im->at, im->sum };
+    Head head = { MAGIC, IMAGE_VERSION, im->at, im->sum };
 
     return im->error < 0 ? im->error
                          : write_all(im->fd, (char *)&head, sizeof(head), 0);
@@ -103,7 +102,7 @@ int image_open(Image *im, int fd)
     int ret = read_all(fd, (char *)&head, sizeof(head), 0);
 
     *im = (Image) { .fd = fd, .at = sizeof(head) };
-    if (ret == 0 && (head.magic != MAGIC || head.version != VERSION)) {
+    if (ret == 0 && (head.magic != MAGIC || head.version != IMAGE_VERSION)) {
         ret = -EPROTO;
     }
     if (ret == 0) {

@@ -13,6 +13,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Another one with each change of what is put: see ksm-poold.postinst. */
+#define IMAGE_VERSION 6u
+
 typedef struct Image {
     int fd;
     uint64_t at, end;

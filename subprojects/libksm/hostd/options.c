@@ -15,6 +15,7 @@
 #include "asked.h"
 #include "base/page.h"
 #include "group.h"
+#include "image.h"
 #include "options.h"
 
 #define WRONG_USAGE 2
@@ -41,6 +42,8 @@ static const char usage[] =
     "  --status           tells how the group of a running daemon is (with\n"
     "                     --socket)\n"
     "  --json             that as JSON\n"
+    "  --image-version    tells the version of what a daemon leaves to its\n"
+    "                     successor: a reload is between equal ones\n"
     "  --help\n"
     "\n"
     "SIGTERM ends it: members run on with what they map, and connect to the\n"
@@ -89,7 +92,8 @@ static uint64_t half_of_memory(void)
     return MIN(ROUND_UP_TO(half, SIZE_MIN), SIZE_MAX_);
 }
 
-enum { SOCKET, SIZE, MEMBERS, SHARE, MAX_SHARING, KEY, STATUS, JSON, HELP };
+enum { SOCKET, SIZE, MEMBERS, SHARE, MAX_SHARING, KEY, STATUS, JSON,
+       IMAGE, HELP };
 
 static const struct option options[] = {
     { "socket", required_argument, NULL, SOCKET },
@@ -100,6 +104,7 @@ static const struct option options[] = {
     { "key", required_argument, NULL, KEY },
     { "status", no_argument, NULL, STATUS },
     { "json", no_argument, NULL, JSON },
+    { "image-version", no_argument, NULL, IMAGE },
     { "help", no_argument, NULL, HELP },
     { NULL, 0, NULL, 0 },
 };
@@ -135,6 +140,9 @@ static void take(Options *o, int option)
     case JSON:
         o->json = true;
         break;
+    case IMAGE:
+        printf("%u\n", IMAGE_VERSION);
+        exit(EXIT_SUCCESS);
     case HELP:
         fputs(usage, stdout);
         exit(EXIT_SUCCESS);

@@ -20,7 +20,7 @@ typedef struct Options {
     bool json;
 } Options;
 
-/* Ends the program on --help (0) and on wrong usage (2). */
+/* Ends the program on --help and --image-version (0) and on wrong usage (2). */
 void options_parse(Options *o, int argc, char **argv);
 
 #endif
