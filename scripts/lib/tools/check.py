@@ -324,7 +324,9 @@ def step_style(step: Step) -> Result:
 
 
 def step_graft(step: Step) -> Result:
-    return step.pytest("graft", "tests/graft")
+    result = step.pytest("graft", "tests/graft")
+    result.add(step.pytest("package-scripts", "tests/deb/test_scripts.py"))
+    return result
 
 
 def step_top(step: Step) -> Result:
@@ -460,7 +462,7 @@ def step_kernels_quick(step: Step) -> Result:
 
 STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
     "style": (step_style, "ruff, mypy, shellcheck, licence lines, checkpatch.pl"),
-    "graft": (step_graft, "scripts/graft and its tables"),
+    "graft": (step_graft, "scripts/graft and its tables; scripts of the packages"),
     "top": (step_top, "ksm-top beside guests that hang; metrics, alerts, dashboard"),
     "unit": (step_unit, "libksm: unit, fault injection, property, system tests"),
     "asan": (step_asan, "libksm under address and undefined-behaviour sanitizers"),
