@@ -168,6 +168,20 @@ class Session:
                         self._poold = self._hostd = None
             knobs.unmerge_all()
 
+    @contextlib.contextmanager
+    def mappings(self, most: int) -> Iterator[None]:
+        """A process may have so many (Debian has 65530)."""
+        path = Path("/proc/sys/vm/max_map_count")
+        found = path.read_text()
+        if int(found) >= most:
+            yield
+            return
+        path.write_text(str(most))
+        try:
+            yield
+        finally:
+            path.write_text(found)
+
     def worker(self, name: str, **args: object) -> Metrics:
         """Runs a worker; returns what it measured."""
         return self.worker_words(name, *(f"{k}={v}" for k, v in args.items()))

@@ -301,18 +301,24 @@ LAYOUTS: dict[str, list[Layout]] = {
     ],
     "shuffle": [
         Layout(
-            "blocks, pages",
+            title,
             {str(n): str(n) for n in (1, 2, 4)},
             [
                 Column("ksmd alone\nMiB", "ksmd_saved_mib_{}"),
-                Column("host\nMiB", "host_saved_mib_{}"),
-                Column("of that\nours", "host_own_mib_{}"),
-                Column("ratio", "saved_ratio_{}"),
+                Column("host\nMiB", f"{name}_saved_mib_{{}}"),
+                Column("of that\nours", f"{name}_own_mib_{{}}"),
+                Column("ratio", f"{name}_saved_ratio_{{}}"),
                 Column("CPU, ksmd\ns", "ksmd_cpu_98_{}"),
-                Column("CPU, host\ns", "host_cpu_98_{}"),
-                Column("of that\nours", "host_own_cpu_{}"),
-                Column("ratio\nof CPU", "cpu_ratio_{}"),
+                Column("CPU, host\ns", f"{name}_cpu_98_{{}}"),
+                Column("in the end\ns", f"{name}_cpu_end_{{}}"),
+                Column("of that\nours", f"{name}_own_cpu_{{}}"),
+                Column("ratio\nof CPU", f"{name}_cpu_ratio_{{}}"),
+                Column("mappings", f"{name}_runs_{{}}"),
             ],
+        )
+        for title, name in (
+            ("blocks, pages", "host"),
+            ("2^20 mappings", "more"),
         )
     ],
     "exhaustive": [
