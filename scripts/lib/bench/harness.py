@@ -174,6 +174,8 @@ class Session:
         path = Path("/proc/sys/vm/max_map_count")
         found = path.read_text()
         if int(found) >= most:
+            if int(found) > most:
+                self.note(f"{int(found)} mappings to a process, not {most}")
             yield
             return
         path.write_text(str(most))

@@ -608,7 +608,8 @@ static bool ripening_start(Scene *s, unsigned each)
     for (unsigned i = 0; i < 512; i += each) {
         share(s, i);
     }
-    while (s->r->count[PAGE_EQUAL] < 512 / each || s->e->scan.phase != PHASE_START) {
+    while (s->r->count[PAGE_EQUAL] < 512 / each ||
+           s->e->scan.phase != PHASE_START) {
         ksm_step(s->e, 1);
     }
     g_assert(util_stats(s->e).isolations == 0);
