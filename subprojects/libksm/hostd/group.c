@@ -303,11 +303,14 @@ static uint32_t ask_one(Group *g, GroupMember *m, uint64_t hash,
     return hold_told(g, m, slot, blocks) ? slot : WIRE_WANTED;
 }
 
-/* May a table take so much more?  No daemon is to be killed for it. */
+/*
+ * May a table take so much more?  No daemon is to be killed for it.  Nothing
+ * more needs no look: it takes a dozen files, most of an idle member's ASK.
+ */
 static bool may_have(Group *g, size_t bytes)
 {
-    return !memcg_is_tight(&g->memcg) &&
-           (!bytes || memcg_has_room(&g->memcg, bytes));
+    return !bytes || (!memcg_is_tight(&g->memcg) &&
+                      memcg_has_room(&g->memcg, bytes));
 }
 
 void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
@@ -684,6 +687,7 @@ static void block_grow(Group *g, KsmPattern *t, unsigned want)
     }
     g->used += t->filled - had;
     g->unwatched += t->filled - had;
+    g->changes += t->filled != had;     /* shares are of slots */
 }
 
 int group_repeat(Group *g, GroupMember *m, const GroupOffer *o, unsigned want,

@@ -951,6 +951,10 @@ static void test_tight(void)
     offer_some(w, 1, 5, 1, &slot);
     g_assert(group_repeat(&w->g, &w->member[0], &o, 16, &slot) == 0);
     g_assert(slot == WIRE_NO_MEMORY);
+    /* a question for which no table grows does not look at control groups */
+    w->g.memcg.asked = 0;
+    group_ask(&w->g, &w->member[0], &w->hash[9], 1, &slot, w->blocks);
+    g_assert(slot == WIRE_NONE && w->g.memcg.asked == 0);
     world_free(w);
 }
 

@@ -177,6 +177,27 @@ static void test_unchanged(void)
     scene_end(s);
 }
 
+/* A block that grows changes what its members hold. */
+static void test_grown(void)
+{
+    Scene *s = scene_new();
+    GroupOffer o = { .ring = sys.memfd("ring", 0), .count = 1, .node = -1 };
+    GroupMember *m = &s->member[0]->held;
+    uint32_t page[PAGE_BYTES / 4] = { 4711 }, slot;
+
+    s->client->member = s->member[0];
+    g_assert(prim.write(o.ring, page, PAGE_BYTES, 0) == PAGE_BYTES);
+    g_assert(group_repeat(&s->s.group, m, &o, 16, &slot) == 0);
+    prim.close(o.ring);
+    ask(s);
+    check(s, 0, 16);
+    g_assert(group_grow(&s->s.group, m, slot, 32) == 32);
+    now += SECOND;
+    ask(s);
+    check(s, 0, 32);
+    scene_end(s);
+}
+
 /* However many have said how much they gave, it does not overflow. */
 static void test_given(void)
 {
@@ -228,6 +249,7 @@ int main(int argc, char **argv)
     g_test_add_func("/state/first", test_first);
     g_test_add_func("/state/steps", test_steps);
     g_test_add_func("/state/unchanged", test_unchanged);
+    g_test_add_func("/state/grown", test_grown);
     g_test_add_func("/state/given", test_given);
     g_test_add_func("/state/reload-room", test_reload_room);
     return g_test_run();
