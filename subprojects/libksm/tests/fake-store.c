@@ -218,6 +218,9 @@ static OfferFate fake_offer(KsmStore *s, StoreOffer *o)
     if (f->gone || chance(f, f->habits.refuse)) {
         return OFFER_REFUSED;
     }
+    if (chance(f, f->habits.busy)) {
+        return OFFER_BUSY;
+    }
     f->pool.node = s->node;
     slot = slots_fill(f, o->pages, &o->n);
     if (slot == SLOT_NONE) {
@@ -250,6 +253,9 @@ static OfferFate fake_repeat(KsmStore *s, StoreOffer *o)
 
     if (f->gone || chance(f, f->habits.refuse)) {
         return OFFER_REFUSED;
+    }
+    if (chance(f, f->habits.busy)) {
+        return OFFER_BUSY;
     }
     f->pool.node = s->node;
     t = pool_pattern_new(&f->pool, o->pages, o->tag[0]);

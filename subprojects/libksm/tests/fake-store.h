@@ -19,6 +19,7 @@ typedef struct FakeStoreHabits {
     unsigned late;          /* an answer comes after up to so many looks */
     /* percent */
     unsigned refuse;        /* offers that are refused, or asks put off */
+    unsigned busy;          /* offers for which there is no room now */
     unsigned silent;        /* offers that come to nothing */
     unsigned want;          /* pages that another member has, too */
     unsigned lie;           /* slots that hold something else */

@@ -11,6 +11,7 @@
 
 #include "base/prim.h"
 #include "engine/follow.h"
+#include "engine/ripen.h"
 #include "engine/scan.h"
 #include "engine/state.h"
 #include "house.h"
@@ -590,6 +591,80 @@ static void test_parked(void)
     scene_end(&s);
 }
 
+/* Who waits for room is called when answers have come, or none are to come. */
+static void test_calls(void)
+{
+    const FakeStoreHabits habits = { .late = 1000000 };
+    StoreAnswer answer;
+    uint32_t id;
+    KsmAsks *a;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    a = &s.e->asks;
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    while (!asks_awaited(a)) {
+        ksm_step(s.e, 1);
+    }
+    asks_heard(a);      /* nobody waits: a chunk that comes later is not meant */
+    for (unsigned i = 0; i < 8; i++) {
+        asks_park_busy(a, i);
+    }
+    g_assert(!asks_call(a, &id));
+    asks_heard(a);
+    g_assert(asks_call(a, &id) && asks_call(a, &id) && id == 1);
+    g_assert(!asks_call(a, &id));
+    fake_store_hurry(s.store);
+    while (s.store->ops->answers(s.store, &answer, 1)) {
+        /* it is of no importance here */
+    }
+    g_assert(!asks_awaited(a));
+    for (unsigned i = 2; i < 8; i++) {
+        g_assert(asks_call(a, &id) && id == i);
+    }
+    g_assert(!asks_call(a, &id));
+    scene_end(&s);
+}
+
+/*
+ * Chunks for whose offers there is no room are called, all of them, but no more
+ * at once than can be queued: what is not queued waits for a pass.
+ */
+static void test_no_room(void)
+{
+    const FakeStoreHabits habits = { .late = 1000000, .busy = 100 };
+    const unsigned chunks = RIPE_MAX + 88;
+    Mem *big = mem_new(chunks * 512, 0, MEM_SMALL);
+    KsmRegion *r;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        mem_free(big);
+        return;
+    }
+    for (unsigned i = 0; i < chunks; i++) {
+        mem_fill_run(big, i * 512, 32, 1000 + i * 32, 1);
+        mem_fill_run(big, i * 512 + 32, 32, 1000 + i * 32, 1);
+    }
+    r = util_add(s.e, big, &mem_ops);
+    while (s.e->asks.busy->length < chunks || s.e->scan.phase != PHASE_START) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(r->count[PAGE_MERGED] == 0);
+    fake_store_habits(s.store)->busy = 0;
+    fake_store_habits(s.store)->late = 0;
+    fake_store_hurry(s.store);
+    steps_between(&s);
+    g_assert(r->count[PAGE_MERGED] == 64 * chunks);
+    region_check(r);
+    util_remove(r);
+    mem_check(big);
+    mem_free(big);
+    scene_end(&s);
+}
+
 /*
  * Each @each-th page of a chunk is known to be equal, a pass has ended, and
  * nothing merged.
@@ -636,8 +711,6 @@ static void test_ripens(void)
     g_assert(ksm_step(s.e, 0) <= 100000000);
     g_assert(s.r->count[PAGE_MERGED] == 0);
     clock_ahead = 100000000;
-    /* chunks remember the low bits of a pass: none has failed in this one */
-    s.e->scan.pass = 256;
     steps_between(&s);
     g_assert(s.r->count[PAGE_MERGED] == 512);
     g_assert(util_stats(s.e).isolations <= 2);
@@ -674,6 +747,87 @@ static void test_ripens_sparse(void)
         scene_end(&s);
         prim.now_ns = prim_real.now_ns;
     }
+}
+
+/* The memory of what ripens is removed. */
+static void test_ripens_removed(void)
+{
+    Scene s;
+    Mem *other;
+    KsmRegion *r;
+
+    if (!ripening_start(&s, 4)) {
+        return;
+    }
+    g_assert(!g_queue_is_empty(&s.e->ripening));
+    util_remove(s.r);
+    /* another takes its ids */
+    other = mem_new(512, 0, MEM_SMALL);
+    mem_fill_run(other, 0, 512, 1000, 1);
+    r = util_add(s.e, other, &mem_ops);
+    clock_ahead += UINT64_C(10000000000);
+    steps_between(&s);
+    g_assert(g_queue_is_empty(&s.e->ripening));
+    for (unsigned i = 0; i < PASSES; i++) {
+        clock_ahead += UINT64_C(1000000000);
+        util_passes(s.e, 1);
+    }
+    g_assert(r->count[PAGE_MERGED] == 128);
+    mem_check(s.m);
+    mem_check(other);
+    region_check(r);
+    util_remove(r);
+    ksm_engine_free(s.e);
+    mem_free(s.m);
+    mem_free(other);
+    prim.now_ns = prim_real.now_ns;
+}
+
+/* Chunks that wait are looked at together, ten times a second at most. */
+static void test_ripens_looks(void)
+{
+    uint64_t moment = 100000000, wait;
+    Scene s;
+
+    if (!ripening_start(&s, 4)) {
+        return;
+    }
+    s.e->costs.isolate_ns = 1;
+    s.e->scan.due = prim.now_ns() + UINT64_C(3600000000000);
+    for (unsigned i = 0; i < 64; i++) {
+        chunk_know(s.r, 1);
+        s.r->chunk[1].flags &= ~CHUNK_RIPENING;
+        ripen_add(s.e, s.r, 1);
+        clock_ahead += 1000000;
+    }
+    clock_ahead += moment;
+    steps_between(&s);
+    wait = ripen_wait(s.e);
+    g_assert(wait > 0 && wait <= moment);
+    /* all had their look, and the one that still waits has it at this time */
+    g_assert((prim.now_ns() + wait) % moment < 1000000);
+    g_assert(s.e->ripening.length == 1);
+    scene_end(&s);
+    prim.now_ns = prim_real.now_ns;
+}
+
+/* What was refused by estimates waits for no more answers. */
+static void test_ripens_again(void)
+{
+    Scene s;
+
+    if (!ripening_start(&s, 4)) {
+        return;
+    }
+    s.e->costs.isolate_ns = 1;
+    g_queue_clear_full(&s.e->ripening, g_free);
+    s.r->chunk[0].flags &= ~CHUNK_RIPENING;
+    ripen_again(s.e, s.r, 0);
+    clock_ahead += 110000000;
+    steps_between(&s);
+    g_assert(s.r->count[PAGE_MERGED] == 128);
+    scene_end(&s);
+    prim.now_ns = prim_real.now_ns;
 }
 
 /* ... and what ripens while merging is inhibited is not forgotten. */
@@ -882,7 +1036,12 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/parked", test_parked);
     g_test_add_func("/answers/ripens/once", test_ripens);
     g_test_add_func("/answers/ripens/sparse", test_ripens_sparse);
+    g_test_add_func("/answers/ripens/removed", test_ripens_removed);
+    g_test_add_func("/answers/ripens/looks", test_ripens_looks);
+    g_test_add_func("/answers/ripens/again", test_ripens_again);
     g_test_add_func("/answers/ripens/inhibited", test_ripens_inhibited);
+    g_test_add_func("/answers/calls", test_calls);
+    g_test_add_func("/answers/no-room", test_no_room);
     g_test_add_func("/answers/doubted", test_doubted);
     g_test_add_func("/answers/settles", test_settles);
     g_test_add_func("/answers/renewed", test_renewed);

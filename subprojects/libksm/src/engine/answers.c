@@ -292,7 +292,8 @@ static void call_parked(KsmEngine *e)
 {
     uint32_t id;
 
-    while (asks_call(&e->asks, &id)) {
+    /* the others keep their place: a chunk without one waits for a pass */
+    while (e->scan.n_ripe < RIPE_MAX && asks_call(&e->asks, &id)) {
         size_t chunk;
         KsmRegion *r = directory_chunk(&e->dir, id, &chunk);
 
@@ -320,7 +321,6 @@ bool answers_take(KsmEngine *e)
     cpu = prim.cpu_ns();
     more = batch_take(e);
     note_loss(e);
-    asks_idle(&e->asks);
     call_parked(e);
     renew(e);
     more |= !store_is_gone(s) && ask_all_again(e);

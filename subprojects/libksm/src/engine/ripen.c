@@ -9,19 +9,30 @@
 #define MOMENT          10u     /* part of the time that it is in a pass */
 #define SPARSE_RUN      8u      /* pages: runs are shorter on average */
 #define SPARSE_TIMES    5u      /* of the time, at most */
+#define LOOKS_MAX       64u     /* in one go: microseconds */
 
 typedef struct Ripening {
-    uint64_t ns;            /* since when */
+    uint64_t ns;            /* when it was last looked at */
     uint64_t first;         /* ... with what was before */
     uint64_t grown;         /* when its gain was last seen to grow ... */
     uint32_t id;            /* of the chunk */
     uint16_t gain;          /* ... to that */
 } Ripening;
 
-void ripen_add(KsmEngine *e, KsmRegion *r, size_t chunk)
+/*
+ * All looks of a moment are at one time: a guest that is idle wakes up for them
+ * ten times a second, however many chunks wait.
+ */
+static uint64_t look_time(const KsmEngine *e)
+{
+    uint64_t now = prim.now_ns();
+
+    return now - now % MAX(e->content.store->ripen_ns / MOMENT, 1);
+}
+
+static void add(KsmEngine *e, KsmRegion *r, size_t chunk, uint64_t grown)
 {
     KsmChunk *c = &r->chunk[chunk];
-    uint64_t now = prim.now_ns();
     Ripening *new;
 
     if (c->flags & (CHUNK_RIPENING | CHUNK_QUEUED)) {
@@ -30,8 +41,20 @@ void ripen_add(KsmEngine *e, KsmRegion *r, size_t chunk)
     chunk_know(r, chunk);
     c->flags |= CHUNK_RIPENING;
     new = g_new(Ripening, 1);
-    *new = (Ripening) { now, now, now, chunk_id(r, chunk), c->gain };
+    *new = (Ripening) {
+        look_time(e), prim.now_ns(), grown, chunk_id(r, chunk), c->gain
+    };
     g_queue_push_tail(&e->ripening, new);
+}
+
+void ripen_add(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    add(e, r, chunk, prim.now_ns());
+}
+
+void ripen_again(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    add(e, r, chunk, prim.now_ns() - e->content.store->ripen_ns);
 }
 
 uint64_t ripen_wait(const KsmEngine *e)
@@ -74,34 +97,39 @@ static bool waits_on(const KsmEngine *e, const KsmRegion *r, size_t chunk,
         w->grown = now;
     }
     w->gain = c->gain;
-    return now - w->first < SPARSE_TIMES * ns && ripen_is_sparse(r, chunk) &&
-           (now - w->grown < ns || (c->flags & CHUNK_PARKED));
+    return now - w->first < SPARSE_TIMES * ns &&
+           (now - w->grown < ns || (c->flags & CHUNK_PARKED)) &&
+           ripen_is_sparse(r, chunk);
+}
+
+/* Looks at the one that has waited longest; NULL: it is gone, or waits on. */
+static KsmRegion *look(KsmEngine *e, size_t *chunk)
+{
+    Ripening *w = g_queue_pop_head(&e->ripening);
+    KsmRegion *r = directory_chunk(&e->dir, w->id, chunk);
+
+    /* the id may be of another region by now */
+    if (r && (r->chunk[*chunk].flags & CHUNK_RIPENING)) {
+        if (waits_on(e, r, *chunk, w)) {
+            w->ns = look_time(e);
+            g_queue_push_tail(&e->ripening, w);
+            return NULL;
+        }
+        r->chunk[*chunk].flags &= ~CHUNK_RIPENING;
+    } else {
+        r = NULL;
+    }
+    g_free(w);
+    return r;
 }
 
 bool ripen_take(KsmEngine *e, KsmRegion **r, size_t *chunk)
 {
-    Ripening *w;
-
-    if (ripen_wait(e)) {
-        return false;
+    *r = NULL;
+    for (unsigned n = 0; !*r && n < LOOKS_MAX && ripen_wait(e) == 0; n++) {
+        *r = look(e, chunk);
     }
-    w = g_queue_pop_head(&e->ripening);
-    *r = directory_chunk(&e->dir, w->id, chunk);
-    /* the id may be of another region by now */
-    if (*r && !((*r)->chunk[*chunk].flags & CHUNK_RIPENING)) {
-        *r = NULL;
-    }
-    if (*r && waits_on(e, *r, *chunk, w)) {
-        w->ns = prim.now_ns();
-        g_queue_push_tail(&e->ripening, w);
-        *r = NULL;
-        return true;
-    }
-    if (*r) {
-        (*r)->chunk[*chunk].flags &= ~CHUNK_RIPENING;
-    }
-    g_free(w);
-    return true;
+    return *r || ripen_wait(e) == 0;
 }
 
 void ripen_free(KsmEngine *e)

@@ -29,7 +29,7 @@
  */
 bool scan_has_books(const KsmEngine *e);
 
-/* Merges a chunk that is queued; false: there is none. */
+/* Merges a chunk that is queued, or looks for one; false: there is none. */
 bool scan_ripe(KsmEngine *e);
 
 /* One piece of work; false: the pass is complete. */

@@ -54,11 +54,14 @@ static inline KsmRegion *directory_page(const KsmDirectory *d, uint32_t id,
 static inline KsmRegion *directory_chunk(const KsmDirectory *d, uint32_t id,
                                          size_t *chunk)
 {
-    const KsmDirEntry *e = &d->entry[id / GROUP_CHUNKS];
+    const KsmDirEntry *e;
 
+    if (id / GROUP_CHUNKS >= d->len) {
+        return NULL;
+    }
+    e = &d->entry[id / GROUP_CHUNKS];
     *chunk = (size_t)e->group * GROUP_CHUNKS + id % GROUP_CHUNKS;
-    return id / GROUP_CHUNKS < d->len && e->region &&
-           *chunk < e->region->n_chunks ? e->region : NULL;
+    return e->region && *chunk < e->region->n_chunks ? e->region : NULL;
 }
 
 /*

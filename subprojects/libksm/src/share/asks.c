@@ -158,30 +158,27 @@ static bool oldest_awaited(const KsmAsks *a)
 
 void asks_heard(KsmAsks *a)
 {
-    a->calls = CALLS;
+    a->calls = MIN(CALLS, a->busy->length);
     for (; a->first < a->next && !oldest_awaited(a); a->first++) {
         g_queue_pop_head(a->order);
     }
 }
 
-void asks_idle(KsmAsks *a)
-{
-    if (!a->calls && !asks_awaited(a)) {
-        a->calls = a->busy->length;
-    }
-}
-
 bool asks_call(KsmAsks *a, uint32_t *id)
 {
-    AskParked *p = a->parked ? g_queue_peek_head(a->parked) : NULL;
+    AskParked *p;
 
+    if (!a->ask) {
+        return false;
+    }
+    p = g_queue_peek_head(a->parked);
     if (p && p->after <= a->first) {
         *id = p->id;
         g_free(g_queue_pop_head(a->parked));
         return true;
     }
-    if (a->calls && !g_queue_is_empty(a->busy)) {
-        a->calls--;
+    if ((a->calls || !asks_awaited(a)) && !g_queue_is_empty(a->busy)) {
+        a->calls -= a->calls > 0;
         *id = GPOINTER_TO_UINT(g_queue_pop_head(a->busy));
         return true;
     }

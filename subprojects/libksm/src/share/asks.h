@@ -15,7 +15,8 @@
  *
  * A chunk whose pages wait for answers is parked, and called when those that
  * were under way have come; if nothing could be offered, the store being busy,
- * two such chunks are called for each batch of answers.
+ * two such chunks are called for each batch of answers, and all when no answer
+ * is to come.
  */
 #ifndef KSM_ASKS_H
 #define KSM_ASKS_H
@@ -70,8 +71,6 @@ void asks_park(KsmAsks *a, uint32_t id);
 void asks_park_busy(KsmAsks *a, uint32_t id);
 /* A batch of answers was read. */
 void asks_heard(KsmAsks *a);
-/* If none is to come: whoever waits for room need not wait for one. */
-void asks_idle(KsmAsks *a);
 /* A chunk that waits no more; false: there is none. */
 bool asks_call(KsmAsks *a, uint32_t *id);
 
