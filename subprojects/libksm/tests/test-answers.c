@@ -546,6 +546,30 @@ static void test_busy(void)
     scene_end(&s);
 }
 
+/* What others want is not hashed in each pass while memory is short. */
+static void test_tight(void)
+{
+    const FakeStoreHabits habits = { .want = 100 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    while (util_stats(s.e).full_scans < 40) {
+        s.e->memcg.tight = true;
+        s.e->memcg.asked = prim.now_ns();
+        ksm_step(s.e, 1);
+    }
+    g_assert(fake_store_offered(s.store) == 0);
+    g_assert(fake_store_asked(s.store) >= 2 * 512);
+    g_assert(fake_store_asked(s.store) <= 4 * 512);
+    s.e->memcg.tight = false;
+    util_passes(s.e, 2 * PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 512);
+    scene_end(&s);
+}
+
 /* A clock of its own: how long the test takes must not matter. */
 static uint64_t clock_ahead, clock_read;
 
@@ -1040,6 +1064,7 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/ripens/looks", test_ripens_looks);
     g_test_add_func("/answers/ripens/again", test_ripens_again);
     g_test_add_func("/answers/ripens/inhibited", test_ripens_inhibited);
+    g_test_add_func("/answers/tight", test_tight);
     g_test_add_func("/answers/calls", test_calls);
     g_test_add_func("/answers/no-room", test_no_room);
     g_test_add_func("/answers/doubted", test_doubted);

@@ -11,6 +11,7 @@
 
 #define ANSWERS_BATCH   CHUNK_PAGES
 #define PREFETCH        8u
+#define TIGHT_PASSES    16u     /* until what could not be copied is tried */
 /* A chunk in so long: 512 MiB in 17 minutes. */
 #define RENEW_NS        UINT64_C(4000000000)
 #define RENEW_MIN       5u      /* at once: between them passes are idle */
@@ -84,16 +85,25 @@ static void slot_found(KsmEngine *e, const StoreAnswer *a)
     }
 }
 
-/* What nothing here is equal to is asked about again, some time. */
-static void ask_again(KsmEngine *e, const StoreAnswer *a)
+/*
+ * What nothing here is equal to is asked about again: in the next pass, or when
+ * so many more have gone by.
+ */
+static void ask_again(KsmEngine *e, const StoreAnswer *a, unsigned passes)
 {
     KsmRegion *r;
     size_t page;
 
     if (is_as_asked(e, a, &r, &page) && page_state(r, page) == PAGE_UNIQUE) {
+        KsmChunk *c = page_chunk(r, page);
+
         content_leave(&e->content, r, page, PAGE_NEW);
-        page_chunk(r, page)->flags |= CHUNK_VISIT;
-        e->scan.again = true;
+        if (passes) {
+            c->wait = MAX(c->wait, passes);
+        } else {
+            c->flags |= CHUNK_VISIT;
+            e->scan.again = true;
+        }
     }
 }
 
@@ -127,9 +137,10 @@ static unsigned pages_offer(KsmEngine *e, const StoreAnswer *a, unsigned n)
         .n = n,
     };
     OfferFate fate = OFFER_REFUSED;
+    bool tight = memcg_is_tight(&e->memcg);
 
     s->node = r->node;
-    if (e->run && !memcg_is_tight(&e->memcg) && !region_inhibited(r)) {
+    if (e->run && !tight && !region_inhibited(r)) {
         KSM_TSAN_IGNORE_BEGIN();    /* it may be written */
         fate = asks_offer(&e->asks, &o);
         KSM_TSAN_IGNORE_END();
@@ -137,7 +148,8 @@ static unsigned pages_offer(KsmEngine *e, const StoreAnswer *a, unsigned n)
     g_assert(fate != OFFER_TAKEN);
     for (unsigned i = 0;
          i < n && (fate == OFFER_REFUSED || fate == OFFER_BUSY); i++) {
-        ask_again(e, a + i);
+        /* not hashed in each pass for as long as memory is short */
+        ask_again(e, a + i, tight ? TIGHT_PASSES : 0);
     }
     return fate == OFFER_LATER ? o.n : n;
 }
@@ -150,12 +162,12 @@ static void answer_take(KsmEngine *e, const StoreAnswer *a)
     case ANSWER_WANTED:
         /* it is not what it was, or offered already, or its region rests */
         if (!asks_is_offered(&e->asks, a->tag)) {
-            ask_again(e, a);
+            ask_again(e, a, 0);
         }
         break;
     case ANSWER_REFUSED:
         asks_answered(&e->asks, a->tag);
-        ask_again(e, a);
+        ask_again(e, a, 0);
         break;
     case ANSWER_FULL:       /* when there is room, all is asked again */
         asks_answered(&e->asks, a->tag);
