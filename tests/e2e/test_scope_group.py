@@ -146,7 +146,7 @@ def test_daemon_comes_and_goes(image: Path, daemon: Poold) -> None:
         for each in both:
             wait_shared(each)
             assert "no-daemon" not in kinds(each)
-        generation = group_of(guest, 2)["generation"]
+        generation = int(group_of(guest, 2)["generation"])
         before = held(daemon)
         for how in (signal.SIGKILL, signal.SIGTERM):
             daemon.stop(how)
@@ -158,9 +158,10 @@ def test_daemon_comes_and_goes(image: Path, daemon: Poold) -> None:
             daemon.start()
             guest.wait_for(
                 "another generation",
-                lambda: guest.backend_stats()["group"]["generation"] != generation,
+                lambda g=generation: guest.backend_stats()["group"]["generation"] != g,
                 60,
             )
+            generation = int(guest.backend_stats()["group"]["generation"])
             for each in both:
                 each.command("alloc 16 pattern")
                 assert each.verify() == 0

@@ -14,6 +14,7 @@
 #define BUCKETS_MIN 512u    /* 64 KiB; (EXACT_BITS + 32) more bits of a hash */
 #define BUCKETS_MAX UINT64_C(0x80000000)
 #define SHRINK_MIN  4096u   /* not what a message or two make it grow to */
+#define REST_SPARE  2560u   /* hashes: what an idle member asks about at once */
 #define HASH_AT     27u     /* in an entry: */
 #define EXACT_AT    41u     /* ... the upper part of it: bits 32 to 54 */
 #define EXACT_BITS  23u
@@ -446,29 +447,34 @@ static bool resize(Asked *a, size_t n)
     return true;
 }
 
-/*
- * Twofold at least: an entry is moved once.  (By a quarter each was moved four
- * times, and asking cost twice as much.)  At rest it shrinks to what it needs.
- */
-static size_t grown(const Asked *a, uint64_t hashes)
+static size_t grown(const Asked *a, uint64_t hashes, bool frugal)
 {
-    size_t n = MIN(buckets_for(a->count + hashes), a->most);
+    size_t need = MIN(buckets_for(a->count + hashes), a->most);
+    size_t n = MAX(need, frugal ? a->n + a->n / 4 : 2 * a->n);
 
-    return n > a->n && may_resize(a) ? MIN(MAX(n, 2 * a->n), a->most)
-                                     : a->n;
+    return need > a->n && may_resize(a) ? MIN(n, a->most) : a->n;
 }
 
-size_t asked_growth(const Asked *a, uint64_t hashes)
+size_t asked_growth(const Asked *a, uint64_t hashes, bool frugal)
 {
-    return table_bytes(grown(a, hashes)) - table_bytes(a->n);
+    return table_bytes(grown(a, hashes, frugal)) - table_bytes(a->n);
 }
 
-void asked_room(Asked *a, uint64_t hashes, bool may_grow)
+size_t asked_owed(const Asked *a)
 {
-    size_t n = grown(a, hashes);
+    if (a->n <= a->was || !a->was) {
+        return 0;
+    }
+    return (table_bytes(a->n) - table_bytes(a->was)) *
+           ((double)(a->was - a->moved) / a->was);
+}
+
+void asked_room(Asked *a, uint64_t hashes, AskedGrowth may)
+{
+    size_t n = may ? grown(a, hashes, may == ASKED_FRUGAL) : a->n;
 
     a->rests = false;
-    if (may_grow && n > a->n) {
+    if (n > a->n) {
         resize(a, n);
     }
     /* what comes now would fill buckets that are still to be moved */
@@ -479,15 +485,20 @@ void asked_room(Asked *a, uint64_t hashes, bool may_grow)
 
 /*
  * What was asked has come, or its members have gone.  A table in use keeps room
- * for what comes next; one at rest, a tenth.
+ * for what comes next.  One at rest shrinks in one go, and keeps a fifth: idle
+ * members ask, too, and it is not to grow for each.
  */
 static bool shrink(Asked *a)
 {
-    size_t enough = a->rests ? a->n / 4 * 3 : a->n / 4;
-    size_t n = a->rests ? a->n / 6 * 5 : a->n / 2;
-    size_t least = a->rests ? BUCKETS_MIN : SHRINK_MIN / 2;
+    size_t enough = a->n / 4, n = a->n / 2, least = SHRINK_MIN / 2;
 
-    return n >= least && may_resize(a) &&
+    if (a->rests) {
+        n = MAX(buckets_for(a->count + MAX(a->count / 5, REST_SPARE)),
+                BUCKETS_MIN);
+        enough = n;
+        least = BUCKETS_MIN;
+    }
+    return n >= least && n < a->n - a->n / 16 && may_resize(a) &&
            a->count < (uint64_t)FILLED_MAX * enough && resize(a, n);
 }
 

@@ -57,10 +57,16 @@ void asked_free(Asked *a);
 
 /* It may grow until there is room for about @hashes. */
 void asked_limit(Asked *a, uint64_t hashes);
-/* So many are about to be noted: bytes that the table should grow by. */
-size_t asked_growth(const Asked *a, uint64_t hashes);
-/* ... grows, if @may_grow. */
-void asked_room(Asked *a, uint64_t hashes, bool may_grow);
+/*
+ * So many are about to be noted: bytes that the table should grow by.  Twofold
+ * an entry is moved once; @frugal, by a quarter, four times.
+ */
+size_t asked_growth(const Asked *a, uint64_t hashes, bool frugal);
+typedef enum AskedGrowth { ASKED_STAY, ASKED_FRUGAL, ASKED_DOUBLE } AskedGrowth;
+/* ... grows, if it may. */
+void asked_room(Asked *a, uint64_t hashes, AskedGrowth may);
+/* Bytes it has grown by and will write, but has not yet. */
+size_t asked_owed(const Asked *a);
 
 /*
  * A member asks, at that time (ns; any clock that does not go back).  True: it

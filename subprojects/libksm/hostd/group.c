@@ -19,7 +19,7 @@
 #define INDEX_SPARE     8u
 /*
  * Pages written before a look at the control group: they must fit into what
- * memcg_is_tight() calls room.
+ * memcg_is_short() calls room.
  */
 #define LOOK_PAGES      1024u
 #define INDEX_FEED      128u    /* entries put in for a step of moving */
@@ -303,14 +303,30 @@ static uint32_t ask_one(Group *g, GroupMember *m, uint64_t hash,
     return hold_told(g, m, slot, blocks) ? slot : WIRE_WANTED;
 }
 
+/* What the table of hashes has grown by is not free any more. */
+static bool is_tight(Group *g)
+{
+    return memcg_is_short(&g->memcg, asked_owed(&g->asked));
+}
+
 /*
  * May a table take so much more?  No daemon is to be killed for it.  Nothing
  * more needs no look: it takes a dozen files, most of an idle member's ASK.
  */
 static bool may_have(Group *g, size_t bytes)
 {
-    return !bytes || (!memcg_is_tight(&g->memcg) &&
-                      memcg_has_room(&g->memcg, bytes));
+    return !bytes || (!is_tight(g) && memcg_has_room(&g->memcg, bytes));
+}
+
+/* A table that does not grow forgets; one that grows by little is moved often. */
+static AskedGrowth asked_may(Group *g, unsigned n)
+{
+    AskedGrowth may = ASKED_DOUBLE;
+
+    while (may && !may_have(g, asked_growth(&g->asked, n, may == ASKED_FRUGAL))) {
+        may--;
+    }
+    return may;
 }
 
 void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
@@ -319,8 +335,7 @@ void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
     uint64_t now = prim.now_ns();
 
     g->active = now;
-    /* a table that does not grow forgets */
-    asked_room(&g->asked, n, may_have(g, asked_growth(&g->asked, n)));
+    asked_room(&g->asked, n, asked_may(g, n));
     for (unsigned i = 0; i < n + PREFETCH; i++) {
         if (i < n) {
             index_prefetch(&g->index, hash[i]);
@@ -340,7 +355,7 @@ static uint32_t may_write(Group *g, const GroupMember *m, unsigned slots)
         g->memcg.asked = 0;
         g->unwatched = 0;
     }
-    if (memcg_is_tight(&g->memcg)) {
+    if (is_tight(g)) {
         return WIRE_NO_MEMORY;
     }
     return m->charged + slots > group_quota(g) ? WIRE_SHARE : WIRE_NONE;
@@ -682,7 +697,7 @@ static void block_grow(Group *g, KsmPattern *t, unsigned want)
         g->memcg.asked = 0;
         g->unwatched = 0;
     }
-    if (!memcg_is_tight(&g->memcg)) {
+    if (!is_tight(g)) {
         pool_pattern_grow(&g->pool, t, want);
     }
     g->used += t->filled - had;
@@ -848,12 +863,16 @@ bool group_step(Group *g)
     return asked_step(&g->asked) || more;
 }
 
+/* Many idle members are never silent: what they ask is little, though. */
 bool group_rest(Group *g)
 {
+    if (g->stats.asked - g->asked_before <= WIRE_ASKS + g->asked.count / 4) {
+        asked_rest(&g->asked);
+    }
+    g->asked_before = g->stats.asked;
     if (g->active && prim.now_ns() - g->active >= REST_NS) {
         prim.advise(g->copy, WIRE_OFFERS * PAGE_BYTES, MADV_DONTNEED);
         g->active = 0;
-        asked_rest(&g->asked);
     }
     return g->active;
 }

@@ -81,6 +81,7 @@ typedef struct Group {
     unsigned unwatched;     /* pages written since that was looked at */
     char *copy;             /* of what is offered: WIRE_OFFERS pages */
     uint64_t active;        /* ns; it was asked, or offered; 0: it rests */
+    uint64_t asked_before;  /* Stats.asked, when it was last to rest */
     GroupMember *member[ASKED_MEMBERS];
     unsigned members;
     uint64_t used;          /* slots with content */

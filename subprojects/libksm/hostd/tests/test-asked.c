@@ -247,7 +247,7 @@ static void roomy(Asked *a)
 {
     g_assert(asked_init(a) == 0);
     asked_limit(a, UINT64_C(7) << 19);
-    asked_room(a, UINT64_C(7) << 16, true);
+    asked_room(a, UINT64_C(7) << 16, ASKED_DOUBLE);
     moved(a);
 }
 
@@ -264,11 +264,11 @@ static void test_grow(void)
     }
     g_assert(a.count == i);
     /* for half of it there is room */
-    asked_room(&a, UINT64_C(7) << 17, true);
+    asked_room(&a, UINT64_C(7) << 17, ASKED_DOUBLE);
     g_assert(a.n > 1 << 17 && a.n < 1 << 18);
     moved(&a);
     g_assert(a.count == i);
-    asked_room(&a, UINT64_C(7) << 20, true);
+    asked_room(&a, UINT64_C(7) << 20, ASKED_DOUBLE);
     g_assert(a.n == (1 << 19) + 1);     /* and no further */
     while (asked_step(&a)) {
         for (unsigned k = 0; k < 1000 && i < MANY; k++, i++) {
@@ -300,11 +300,12 @@ static void test_grow_by_need(void)
     asked_limit(&a, UINT64_C(7) << 22);
     for (unsigned i = 0; i < 1 << 20; i++) {
         if (i % 8192 == 0) {
-            asked_room(&a, 8192, true);
+            asked_room(&a, 8192, ASKED_DOUBLE);
             asked_step(&a);
         }
         asked_note(&a, hash_of(i), 0, 0);
     }
+    asked_rest(&a);
     finish(&a);
     g_assert(asked_bytes(&a) <= 24 << 20);
     for (unsigned i = 0; i < 1 << 20; i++) {
@@ -315,6 +316,52 @@ static void test_grow_by_need(void)
     finish(&a);
     g_assert(asked_bytes(&a) <= 512 << 10);
     asked_free(&a);
+}
+
+/*
+ * Twofold, or by a quarter where that is all there is room for; what it has not
+ * written yet is known; at rest it has little more than it needs, or what one
+ * member asks about at once, and does not grow for that.
+ */
+static void test_grow_rest(void)
+{
+    for (AskedGrowth may = ASKED_FRUGAL; may <= ASKED_DOUBLE; may++) {
+        unsigned percent = may == ASKED_DOUBLE ? 200 : 125;
+        unsigned had = 0, grew = 0;
+        Asked a;
+
+        g_assert(asked_init(&a) == 0);
+        asked_limit(&a, UINT64_C(7) << 22);
+        for (unsigned i = 0; i < 200000; i++) {
+            if (i % 512 == 0) {
+                size_t n = a.n, bytes = asked_bytes(&a);
+                size_t more = asked_growth(&a, 512, may == ASKED_FRUGAL);
+
+                asked_room(&a, 512, may);
+                g_assert(a.n <= n * percent / 100 + 1);
+                g_assert(asked_owed(&a) <= more);
+                g_assert(!more || a.n > n);
+                had += more ? 1 : 0;
+                g_assert(bytes + more >= asked_bytes(&a));
+                finish(&a);
+                g_assert(asked_owed(&a) == 0);
+            }
+            asked_note(&a, hash_of(i), 0, 0);
+        }
+        g_test_message("grew %u times", had);
+        g_assert(may == ASKED_DOUBLE ? had < 8 : had > 10 && had < 20);
+        asked_rest(&a);
+        finish(&a);
+        g_assert(a.n * 7 <= a.count + a.count / 10 * 3 + 14);
+        for (unsigned i = 0; i < 100; i++) {
+            grew += asked_growth(&a, 2560, false) != 0;
+            asked_room(&a, 2560, may);
+            asked_rest(&a);
+            finish(&a);
+        }
+        g_assert(grew == 0);
+        asked_free(&a);
+    }
 }
 
 /*
@@ -337,7 +384,7 @@ static void test_grow_edges(void)
         }
         g_assert(a.count == 2 * n);
         asked_limit(&a, 1 << 20);
-        asked_room(&a, 1 << 18, true);
+        asked_room(&a, 1 << 18, ASKED_DOUBLE);
         moved(&a);
         for (uint64_t b = 0; b < n; b++) {
             uint64_t first = ((b << 32) + n - 1) / n;
@@ -412,10 +459,10 @@ static void test_no_memory(void)
     asked_leave(&a, 2);
     prim.lengthen = no_lengthen;
     asked_limit(&a, UINT64_C(7) << 20);
-    asked_room(&a, UINT64_C(7) << 20, true);
+    asked_room(&a, UINT64_C(7) << 20, ASKED_DOUBLE);
     finish(&a);
     prim.lengthen = prim_real.lengthen;
-    asked_room(&a, UINT64_C(7) << 20, false);
+    asked_room(&a, UINT64_C(7) << 20, ASKED_STAY);
     finish(&a);
     g_assert(a.n == 512);
     g_assert(asked_is_forgotten(&a, 2));
@@ -432,6 +479,7 @@ int main(int argc, char **argv)
     g_test_add_func("/asked/oldest", test_oldest);
     g_test_add_func("/asked/grow", test_grow);
     g_test_add_func("/asked/grow/need", test_grow_by_need);
+    g_test_add_func("/asked/grow/rest", test_grow_rest);
     g_test_add_func("/asked/grow/edges", test_grow_edges);
     g_test_add_func("/asked/leave", test_leave);
     g_test_add_func("/asked/leave/pair", test_leave_pair);

@@ -793,9 +793,13 @@ static void test_rest(void)
 
     world_init(w, &config, 1);
     group_ask(&w->g, &w->member[0], &w->hash[7], 1, &slot, w->blocks);
+    w->g.stats.asked += WIRE_ASKS;
     g_assert(group_rest(&w->g) && !w->g.asked.rests);
+    /* where it is never silent, too, once it is asked little */
+    group_ask(&w->g, &w->member[0], &w->hash[8], 1, &slot, w->blocks);
+    g_assert(group_rest(&w->g) && w->g.asked.rests);
     seconds += 2;
-    g_assert(!group_rest(&w->g) && w->g.asked.rests);
+    g_assert(!group_rest(&w->g));
     world_free(w);
 }
 
@@ -827,10 +831,11 @@ static void test_no_room(FakeRoot *root, gconstpointer data)
     g_autoptr(GArray) blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     GroupOffer o = { .ring = sys.memfd("ring", 0), .node = -1,
                      .count = WIRE_OFFERS };
+    GroupOffer one = { .ring = o.ring, .node = -1, .count = 1 };
     unsigned content = 0;
     GroupMember m;
     PoolFile file;
-    size_t was;
+    size_t was, more;
 
     root_room(root, MEMCG_ROOM_MIN + (1 << 20));
     g_assert(poolfile_make(&file, SLOTS_MANY * PAGE_BYTES, &note) == 0);
@@ -839,12 +844,41 @@ static void test_no_room(FakeRoot *root, gconstpointer data)
     for (unsigned i = 0; i < ASKS; i++) {
         hash[i] = (i + 1) * UINT64_C(0x9e3779b97f4a7c15);
     }
+    page_make(page, content++);
+    g_assert(prim.write(o.ring, page, PAGE_BYTES, 0) == PAGE_BYTES);
     was = asked_bytes(&g->asked);
     group_ask(g, &m, hash, ASKS, slot, blocks);
     g_assert(asked_bytes(&g->asked) == was);
     root_room(root, MEMCG_ROOM_MIN + (4 << 20));
     group_ask(g, &m, hash, ASKS, slot, blocks);
     g_assert(asked_bytes(&g->asked) > was + (1 << 20));
+    while (group_step(g)) {
+        continue;
+    }
+    /* there is no room for twice as much, but for a quarter more */
+    was = asked_bytes(&g->asked);
+    root_room(root, MEMCG_ROOM_MIN + was / 2);
+    g->memcg.asked = 0;
+    more = g->asked.n * 7 - g->asked.count + 1;
+    g_assert(more < g->asked.n / 2);
+    for (unsigned i = 0; i < more; i++) {
+        hash[i] = ~hash[i];
+    }
+    group_ask(g, &m, hash, more, slot, blocks);
+    g_assert(asked_bytes(&g->asked) > was + was / 5);
+    g_assert(asked_bytes(&g->asked) < was + was / 3);
+    /* what it has grown by is not for others, though it was not written yet */
+    g_assert(asked_owed(&g->asked) > was / 8);
+    root_room(root, MEMCG_ROOM_MIN + was / 9);
+    g->memcg.asked = 0;
+    g_assert(group_offer(g, &m, &one, slot, blocks) == 0);
+    g_assert(slot[0] == WIRE_NO_MEMORY);
+    while (group_step(g)) {
+        continue;
+    }
+    g->memcg.asked = 0;
+    g_assert(group_offer(g, &m, &one, slot, blocks) == 0);
+    g_assert(slot[0] < SLOTS_MANY);
 
     was = g->index_room;
     for (unsigned i = 0; i < 80; i++) {

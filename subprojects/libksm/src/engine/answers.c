@@ -11,7 +11,7 @@
 
 #define ANSWERS_BATCH   CHUNK_PAGES
 #define PREFETCH        8u
-#define TIGHT_PASSES    16u     /* until what could not be copied is tried */
+#define TIGHT_NS        UINT64_C(10000000000)
 /* A chunk in so long: 512 MiB in 17 minutes. */
 #define RENEW_NS        UINT64_C(4000000000)
 #define RENEW_MIN       5u      /* at once: between them passes are idle */
@@ -85,25 +85,16 @@ static void slot_found(KsmEngine *e, const StoreAnswer *a)
     }
 }
 
-/*
- * What nothing here is equal to is asked about again: in the next pass, or when
- * so many more have gone by.
- */
-static void ask_again(KsmEngine *e, const StoreAnswer *a, unsigned passes)
+/* What nothing here is equal to is asked about again, some time. */
+static void ask_again(KsmEngine *e, const StoreAnswer *a)
 {
     KsmRegion *r;
     size_t page;
 
     if (is_as_asked(e, a, &r, &page) && page_state(r, page) == PAGE_UNIQUE) {
-        KsmChunk *c = page_chunk(r, page);
-
         content_leave(&e->content, r, page, PAGE_NEW);
-        if (passes) {
-            c->wait = MAX(c->wait, passes);
-        } else {
-            c->flags |= CHUNK_VISIT;
-            e->scan.again = true;
-        }
+        page_chunk(r, page)->flags |= CHUNK_VISIT;
+        e->scan.again = true;
     }
 }
 
@@ -137,10 +128,14 @@ static unsigned pages_offer(KsmEngine *e, const StoreAnswer *a, unsigned n)
         .n = n,
     };
     OfferFate fate = OFFER_REFUSED;
-    bool tight = memcg_is_tight(&e->memcg);
 
+    if (memcg_is_tight(&e->memcg)) {
+        /* to ask in each pass would be to hash in each pass */
+        e->unoffered = prim.now_ns();
+        return n;
+    }
     s->node = r->node;
-    if (e->run && !tight && !region_inhibited(r)) {
+    if (e->run && !region_inhibited(r)) {
         KSM_TSAN_IGNORE_BEGIN();    /* it may be written */
         fate = asks_offer(&e->asks, &o);
         KSM_TSAN_IGNORE_END();
@@ -148,8 +143,7 @@ static unsigned pages_offer(KsmEngine *e, const StoreAnswer *a, unsigned n)
     g_assert(fate != OFFER_TAKEN);
     for (unsigned i = 0;
          i < n && (fate == OFFER_REFUSED || fate == OFFER_BUSY); i++) {
-        /* not hashed in each pass for as long as memory is short */
-        ask_again(e, a + i, tight ? TIGHT_PASSES : 0);
+        ask_again(e, a + i);
     }
     return fate == OFFER_LATER ? o.n : n;
 }
@@ -162,12 +156,12 @@ static void answer_take(KsmEngine *e, const StoreAnswer *a)
     case ANSWER_WANTED:
         /* it is not what it was, or offered already, or its region rests */
         if (!asks_is_offered(&e->asks, a->tag)) {
-            ask_again(e, a, 0);
+            ask_again(e, a);
         }
         break;
     case ANSWER_REFUSED:
         asks_answered(&e->asks, a->tag);
-        ask_again(e, a, 0);
+        ask_again(e, a);
         break;
     case ANSWER_FULL:       /* when there is room, all is asked again */
         asks_answered(&e->asks, a->tag);
@@ -255,6 +249,15 @@ static void renew(KsmEngine *e)
     e->renewed_ns = now;
 }
 
+static void ask_from_start(KsmEngine *e)
+{
+    for (guint i = 0; i < e->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        r->ask_from = 0;
+    }
+}
+
 static void note_loss(KsmEngine *e)
 {
     uint64_t seed;
@@ -266,10 +269,19 @@ static void note_loss(KsmEngine *e)
     if (seed != e->hasher.seed) {
         hasher_init(&e->hasher, seed);
     }
-    for (guint i = 0; i < e->regions->len; i++) {
-        KsmRegion *r = g_ptr_array_index(e->regions, i);
+    ask_from_start(e);
+}
 
-        r->ask_from = 0;
+/*
+ * What others wanted could not be copied for want of memory: all is asked about
+ * again when there has been enough for a while.
+ */
+static void note_room(KsmEngine *e)
+{
+    if (e->unoffered && prim.now_ns() - e->unoffered >= TIGHT_NS &&
+        !memcg_is_tight(&e->memcg)) {
+        e->unoffered = 0;
+        ask_from_start(e);
     }
 }
 
@@ -333,6 +345,7 @@ bool answers_take(KsmEngine *e)
     cpu = prim.cpu_ns();
     more = batch_take(e);
     note_loss(e);
+    note_room(e);
     call_parked(e);
     renew(e);
     more |= !store_is_gone(s) && ask_all_again(e);

@@ -12,7 +12,7 @@
 #define LOOKS_MAX       64u     /* in one go: microseconds */
 
 typedef struct Ripening {
-    uint64_t ns;            /* when it was last looked at */
+    uint64_t ns;            /* when it was last looked at, about */
     uint64_t first;         /* ... with what was before */
     uint64_t grown;         /* when its gain was last seen to grow ... */
     uint32_t id;            /* of the chunk */
@@ -20,14 +20,14 @@ typedef struct Ripening {
 } Ripening;
 
 /*
- * All looks of a moment are at one time: a guest that is idle wakes up for them
- * ten times a second, however many chunks wait.
+ * The end of the moment it is: all looks are at such times, so that an idle guest
+ * wakes up for them five times a second, however many chunks wait.
  */
 static uint64_t look_time(const KsmEngine *e)
 {
-    uint64_t now = prim.now_ns();
+    uint64_t moment = MAX(e->content.store->ripen_ns / MOMENT, 1);
 
-    return now - now % MAX(e->content.store->ripen_ns / MOMENT, 1);
+    return ROUND_UP_TO(prim.now_ns(), moment);
 }
 
 static void add(KsmEngine *e, KsmRegion *r, size_t chunk, uint64_t grown)

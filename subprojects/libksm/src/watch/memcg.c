@@ -92,7 +92,7 @@ bool memcg_has_room(const KsmMemcg *g, uint64_t bytes)
     return true;
 }
 
-bool memcg_is_tight(KsmMemcg *g)
+bool memcg_is_short(KsmMemcg *g, uint64_t bytes)
 {
     uint64_t now = prim.now_ns();
 
@@ -100,6 +100,11 @@ bool memcg_is_tight(KsmMemcg *g)
         return g->tight;
     }
     g->asked = now;
-    g->tight = !memcg_has_room(g, 0);
+    g->tight = !memcg_has_room(g, bytes);
     return g->tight;
+}
+
+bool memcg_is_tight(KsmMemcg *g)
+{
+    return memcg_is_short(g, 0);
 }

@@ -36,6 +36,8 @@ void memcg_free(KsmMemcg *g);
  * at most.
  */
 bool memcg_is_tight(KsmMemcg *g);
+/* ... than that and @bytes, which were promised to somebody already? */
+bool memcg_is_short(KsmMemcg *g, uint64_t bytes);
 /* Is there so much more than that?  Looks now. */
 bool memcg_has_room(const KsmMemcg *g, uint64_t bytes);
 
