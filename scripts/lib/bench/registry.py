@@ -17,6 +17,7 @@ from bench import (
     guests,
     idle,
     sketch,
+    volatile,
     workers,
 )
 from bench.harness import Metrics, Session
@@ -39,6 +40,7 @@ BENCHES: dict[str, Callable[[Session], Metrics]] = {
     "exhaustive": exhaustive.exhaustive,
     "density": density.density,
     "sketch": sketch.sketch,
+    "volatile": volatile.volatile,
     "balloon-guest": balloon_guest.balloon_guest,
     "dirty": dirty.dirty,
     "idle": idle.idle,

@@ -354,6 +354,27 @@ LAYOUTS: dict[str, list[Layout]] = {
             ],
         )
     ],
+    "volatile": [
+        Layout(
+            "three quiet guests",
+            {
+                "host_alone": "scope host",
+                "host_beside": "... beside a writer",
+                "ksmd_alone": "ksmd",
+                "ksmd_beside": "... beside a writer",
+            },
+            [
+                Column("they save\nMiB", "{}_quiet_saved_mib"),
+                Column("their engines'\nCPU, s", "{}_quiet_cpu_s"),
+                Column("ksmd's\nCPU, s", "{}_ksmd_cpu_s"),
+                Column("writer's engine\nCPU, s", "{}_writer_cpu_s"),
+                Column("its memory\nwritten, MiB", "{}_hot_mib"),
+                Column("left to\nksmd, MiB", "{}_left_mib"),
+                Column("in huge\npages, MiB", "{}_huge_before_mib"),
+                Column("after\nMiB", "{}_huge_after_mib"),
+            ],
+        )
+    ],
     "density": [
         Layout(
             "guests on",

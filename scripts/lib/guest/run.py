@@ -186,7 +186,7 @@ class Run:
         self._stack = ExitStack()
         self._knobs: ksmsys.KsmKnobs | None = None
         self._ksmd = ksmsys.ksmd_pid()
-        self._began = 0.0
+        self.began = 0.0
         self._before: dict[str, int] = {}
         self._cpu_began = 0.0
         self._scans_began = 0
@@ -247,7 +247,7 @@ class Run:
         self._before = {guest.name: guest.footprint for guest in before.guests}
         self._cpu_began = self._merge_cpu(self._stats())
         self._scans_began = self._full_scans(self._stats())
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         if self.hostd is not None:
             self._stack.enter_context(self.hostd)
         elif self._knobs is not None:
@@ -374,7 +374,7 @@ class Run:
             one.resident = usage.resident
             one.footprint = usage.resident - memory.shared_saving
             one.cpu_s = self._engine_cpu(each)
-            one.state = "merging" if self._began else "up"
+            one.state = "merging" if self.began else "up"
             if each:
                 backend = each["backends"][0]
                 one.state = backend["state"]
@@ -384,13 +384,13 @@ class Run:
                     one.shared += usage.pooled // 4096
             if not guest.ready():
                 one.state = "booting"
-            elif not self._began:
+            elif not self.began:
                 one.state = "up"
             if self._before:
                 one.saved = self._before[one.name] - one.footprint
             guests.append(one)
         return Sample(
-            seconds=time.monotonic() - self._began if self._began else 0.0,
+            seconds=time.monotonic() - self.began if self.began else 0.0,
             guests=guests,
             merge_cpu_s=self._merge_cpu(stats) - self._cpu_began,
             full_scans=self._full_scans(stats) - self._scans_began,
