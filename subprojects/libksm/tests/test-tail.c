@@ -486,7 +486,16 @@ static void test_ksmd_beside(void)
 {
     Left l;
 
-    if (!has_ksmd() || !left_start(&l, true, KSM_DIRTY_AUTO)) {
+    if (!has_ksmd()) {
+        return;
+    }
+    /*
+     * By the call: measured on a busy machine isolating is dear, and seven pages
+     * between two of the kernel's are left alone.
+     */
+    prim.cpu_ns = util_cpu_by_call;
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        prim.cpu_ns = prim_real.cpu_ns;
         return;
     }
     wait_kernel(&l, ALONE, ALONE);
@@ -502,6 +511,7 @@ static void test_ksmd_beside(void)
     g_assert(util_stats(l.e).pages_sharing +
                      util_stats(l.e).kernel_pages >= CHUNK_PAGES / 2);
     left_end(&l);
+    prim.cpu_ns = prim_real.cpu_ns;
 }
 
 int main(int argc, char **argv)
