@@ -490,8 +490,8 @@ static void test_ksmd_beside(void)
         return;
     }
     /*
-     * By the call: measured on a busy machine isolating is dear, and seven pages
-     * between two of the kernel's are left alone.
+     * By the call: measured on a busy machine isolating is dear, and seven
+     * pages between two of the kernel's are left alone.
      */
     prim.cpu_ns = util_cpu_by_call;
     if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
