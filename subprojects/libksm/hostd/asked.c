@@ -447,17 +447,20 @@ static bool resize(Asked *a, size_t n)
     return true;
 }
 
-static size_t grown(const Asked *a, uint64_t hashes, bool frugal)
+static size_t grown(const Asked *a, uint64_t hashes, AskedGrowth how)
 {
     size_t need = MIN(buckets_for(a->count + hashes), a->most);
-    size_t n = MAX(need, frugal ? a->n + a->n / 4 : 2 * a->n);
+    size_t least = how == ASKED_DOUBLE ? 2 * a->n : a->n + a->n / 4;
 
-    return need > a->n && may_resize(a) ? MIN(n, a->most) : a->n;
+    if (how == ASKED_STAY || need <= a->n || !may_resize(a)) {
+        return a->n;
+    }
+    return MIN(MAX(need, least), a->most);
 }
 
-size_t asked_growth(const Asked *a, uint64_t hashes, bool frugal)
+size_t asked_growth(const Asked *a, uint64_t hashes, AskedGrowth how)
 {
-    return table_bytes(grown(a, hashes, frugal)) - table_bytes(a->n);
+    return table_bytes(grown(a, hashes, how)) - table_bytes(a->n);
 }
 
 size_t asked_owed(const Asked *a)
@@ -469,9 +472,9 @@ size_t asked_owed(const Asked *a)
            ((double)(a->was - a->moved) / a->was);
 }
 
-void asked_room(Asked *a, uint64_t hashes, AskedGrowth may)
+void asked_room(Asked *a, uint64_t hashes, AskedGrowth how)
 {
-    size_t n = may ? grown(a, hashes, may == ASKED_FRUGAL) : a->n;
+    size_t n = grown(a, hashes, how);
 
     a->rests = false;
     if (n > a->n) {
@@ -490,16 +493,16 @@ void asked_room(Asked *a, uint64_t hashes, AskedGrowth may)
  */
 static bool shrink(Asked *a)
 {
-    size_t enough = a->n / 4, n = a->n / 2, least = SHRINK_MIN / 2;
+    size_t n = a->n / 2;
+    bool pays = n >= SHRINK_MIN / 2 &&
+                a->count < (uint64_t)FILLED_MAX * (n / 2);
 
     if (a->rests) {
         n = MAX(buckets_for(a->count + MAX(a->count / 5, REST_SPARE)),
                 BUCKETS_MIN);
-        enough = n;
-        least = BUCKETS_MIN;
+        pays = n < a->n - a->n / 16;
     }
-    return n >= least && n < a->n - a->n / 16 && may_resize(a) &&
-           a->count < (uint64_t)FILLED_MAX * enough && resize(a, n);
+    return pays && may_resize(a) && resize(a, n);
 }
 
 void asked_rest(Asked *a)

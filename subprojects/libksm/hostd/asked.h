@@ -57,14 +57,17 @@ void asked_free(Asked *a);
 
 /* It may grow until there is room for about @hashes. */
 void asked_limit(Asked *a, uint64_t hashes);
-/*
- * So many are about to be noted: bytes that the table should grow by.  Twofold
- * an entry is moved once; @frugal, by a quarter, four times.
- */
-size_t asked_growth(const Asked *a, uint64_t hashes, bool frugal);
-typedef enum AskedGrowth { ASKED_STAY, ASKED_FRUGAL, ASKED_DOUBLE } AskedGrowth;
-/* ... grows, if it may. */
-void asked_room(Asked *a, uint64_t hashes, AskedGrowth may);
+/* How a table that is too small grows: what is said is the least. */
+typedef enum AskedGrowth {
+    ASKED_STAY,         /* it forgets */
+    ASKED_FRUGAL,       /* by a quarter: an entry is moved four times */
+    ASKED_DOUBLE,       /* an entry is moved once */
+} AskedGrowth;
+
+/* So many are about to be noted: bytes that the table would grow by. */
+size_t asked_growth(const Asked *a, uint64_t hashes, AskedGrowth how);
+/* ... and grows by. */
+void asked_room(Asked *a, uint64_t hashes, AskedGrowth how);
 /* Bytes it has grown by and will write, but has not yet. */
 size_t asked_owed(const Asked *a);
 

@@ -323,7 +323,7 @@ static AskedGrowth asked_may(Group *g, unsigned n)
 {
     AskedGrowth may = ASKED_DOUBLE;
 
-    while (may && !may_have(g, asked_growth(&g->asked, n, may == ASKED_FRUGAL))) {
+    while (!may_have(g, asked_growth(&g->asked, n, may))) {
         may--;
     }
     return may;

@@ -11,7 +11,6 @@
 
 #define ANSWERS_BATCH   CHUNK_PAGES
 #define PREFETCH        8u
-#define TIGHT_NS        UINT64_C(10000000000)
 /* A chunk in so long: 512 MiB in 17 minutes. */
 #define RENEW_NS        UINT64_C(4000000000)
 #define RENEW_MIN       5u      /* at once: between them passes are idle */
@@ -131,7 +130,7 @@ static unsigned pages_offer(KsmEngine *e, const StoreAnswer *a, unsigned n)
 
     if (memcg_is_tight(&e->memcg)) {
         /* to ask in each pass would be to hash in each pass */
-        e->unoffered = prim.now_ns();
+        page_chunk(r, page)->flags |= CHUNK_UNOFFERED;
         return n;
     }
     s->node = r->node;
@@ -206,6 +205,7 @@ static void chunk_renew(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     size_t page = chunk * CHUNK_PAGES;
 
+
     for (unsigned i = 0; i < CHUNK_PAGES; i++, page++) {
         if (page_state(r, page) == PAGE_UNIQUE) {
             content_leave(&e->content, r, page, PAGE_NEW);
@@ -249,12 +249,14 @@ static void renew(KsmEngine *e)
     e->renewed_ns = now;
 }
 
-static void ask_from_start(KsmEngine *e)
+void answers_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
 {
-    for (guint i = 0; i < e->regions->len; i++) {
-        KsmRegion *r = g_ptr_array_index(e->regions, i);
-
-        r->ask_from = 0;
+    REGION_FOREACH_KNOWN(r, i, chunk, end) {
+        if ((r->chunk[i].flags & CHUNK_UNOFFERED) &&
+            !memcg_is_tight(&e->memcg)) {
+            r->chunk[i].flags &= ~CHUNK_UNOFFERED;
+            chunk_renew(e, r, i);
+        }
     }
 }
 
@@ -269,19 +271,10 @@ static void note_loss(KsmEngine *e)
     if (seed != e->hasher.seed) {
         hasher_init(&e->hasher, seed);
     }
-    ask_from_start(e);
-}
+    for (guint i = 0; i < e->regions->len; i++) {
+        KsmRegion *r = g_ptr_array_index(e->regions, i);
 
-/*
- * What others wanted could not be copied for want of memory: all is asked about
- * again when there has been enough for a while.
- */
-static void note_room(KsmEngine *e)
-{
-    if (e->unoffered && prim.now_ns() - e->unoffered >= TIGHT_NS &&
-        !memcg_is_tight(&e->memcg)) {
-        e->unoffered = 0;
-        ask_from_start(e);
+        r->ask_from = 0;
     }
 }
 
@@ -345,7 +338,6 @@ bool answers_take(KsmEngine *e)
     cpu = prim.cpu_ns();
     more = batch_take(e);
     note_loss(e);
-    note_room(e);
     call_parked(e);
     renew(e);
     more |= !store_is_gone(s) && ask_all_again(e);

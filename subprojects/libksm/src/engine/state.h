@@ -103,7 +103,6 @@ struct KsmEngine {
     KsmContent content;
     KsmAsks asks;
     GQueue ripening;        /* chunks: ripen.h */
-    uint64_t unoffered;     /* ns; others wanted what could not be copied; or 0 */
     uint64_t renewed_ns;    /* when what is alone was asked about again ... */
     uint32_t renewed;       /* ... up to that chunk */
     KsmFollow follow;

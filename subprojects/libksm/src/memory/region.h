@@ -85,6 +85,7 @@ typedef enum PageState {
 #define CHUNK_RIPENING  0x100u  /* its merging waits: ripen.h */
 #define CHUNK_TAIL      0x200u  /* left to the kernel's KSM: MADV_MERGEABLE */
 #define CHUNK_LIVE      0x400u  /* what is kept of its pages has memory */
+#define CHUNK_UNOFFERED 0x800u  /* others want some; there was no memory */
 
 #define GROUP_CHUNKS    64u
 #define GROUP_PAGES     (GROUP_CHUNKS * CHUNK_PAGES)
