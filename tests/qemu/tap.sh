@@ -11,7 +11,7 @@ tap_skipped=0
 # tap_run PROGRAM [ARG...]: runs it with --tap; prints its test lines, and all
 # it said where something failed.
 tap_run() {
-    local log code=0 failed skipped passed
+    local log code=0 failed skipped passed why
     log=$(mktemp)
     printf '# %s\n' "$(basename "$1")"
     # not as long as it takes on any machine, but a program that hangs ends
@@ -25,7 +25,11 @@ tap_run() {
     # an abort or a timeout has no line of its own
     if [ "$code" -ne 0 ] && [ "$failed" -eq 0 ]; then
         failed=1
-        printf 'not ok %s: exit code %d\n' "$(basename "$1")" "$code"
+        # on the line itself: a report's end may be all that is seen of it
+        why=$(grep -aE 'Bail out!|ERROR|QEMU death' "$log" | head -n 2 |
+              tr '\n' ' ' | cut -c 1-400) || true
+        printf 'not ok %s: exit code %d after %d tests: %s\n' \
+            "$(basename "$1")" "$code" "$((passed + skipped))" "$why"
     elif [ $((passed + skipped + failed)) -eq 0 ]; then
         failed=1
         printf 'not ok %s: ran no test\n' "$(basename "$1")"

@@ -6,15 +6,12 @@
 #include "base/prim.h"
 #include "base/tsan.h"
 #include "engine/answers.h"
+#include "engine/renew.h"
 #include "engine/ripen.h"
 #include "engine/scan.h"
 
 #define ANSWERS_BATCH   CHUNK_PAGES
 #define PREFETCH        8u
-/* A chunk in so long: 512 MiB in 17 minutes. */
-#define RENEW_NS        UINT64_C(4000000000)
-#define RENEW_MIN       5u      /* at once: between them passes are idle */
-#define RENEW_MAX       64u
 
 /* Is a page with that id still what it was?  Then *@r and *@page are set. */
 static bool is_as_asked(KsmEngine *e, const StoreAnswer *a, KsmRegion **r,
@@ -201,65 +198,6 @@ static bool ask_all_again(KsmEngine *e)
     return false;
 }
 
-static void chunk_renew(KsmEngine *e, KsmRegion *r, size_t chunk)
-{
-    size_t page = chunk * CHUNK_PAGES;
-
-
-    for (unsigned i = 0; i < CHUNK_PAGES; i++, page++) {
-        if (page_state(r, page) == PAGE_UNIQUE) {
-            content_leave(&e->content, r, page, PAGE_NEW);
-            r->history[page] = 0;
-            r->chunk[chunk].flags |= CHUNK_VISIT;
-        }
-    }
-}
-
-/*
- * Some of what is alone is to be asked about again: news may have been lost,
- * and whoever was to offer it may not have.
- */
-static void renew(KsmEngine *e)
-{
-    uint64_t now = prim.now_ns();
-    uint64_t n;
-
-    if (!e->renewed_ns) {
-        e->renewed_ns = now;
-    }
-    n = (now - e->renewed_ns) / RENEW_NS;
-    if (n < RENEW_MIN) {
-        return;
-    }
-    if (!store_is_gone(e->content.store)) {
-        for (uint64_t i = 0; i < MIN(n, RENEW_MAX); i++) {
-            KsmRegion *r;
-            size_t chunk;
-
-            if (!directory_next(&e->dir, &e->renewed)) {
-                e->renewed = 0;
-                break;
-            }
-            r = directory_chunk(&e->dir, e->renewed++, &chunk);
-            if (!r->leaving && !r->rests) {
-                chunk_renew(e, r, chunk);
-            }
-        }
-    }
-    e->renewed_ns = now;
-}
-
-void answers_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
-{
-    REGION_FOREACH_KNOWN(r, i, chunk, end) {
-        if ((r->chunk[i].flags & CHUNK_UNOFFERED) &&
-            !memcg_is_tight(&e->memcg)) {
-            r->chunk[i].flags &= ~CHUNK_UNOFFERED;
-            chunk_renew(e, r, i);
-        }
-    }
-}
-
 static void note_loss(KsmEngine *e)
 {
     uint64_t seed;
@@ -339,7 +277,7 @@ bool answers_take(KsmEngine *e)
     more = batch_take(e);
     note_loss(e);
     call_parked(e);
-    renew(e);
+    renew_by_time(e);
     more |= !store_is_gone(s) && ask_all_again(e);
     e->total.scan_time += prim.cpu_ns() - cpu;
     return more;

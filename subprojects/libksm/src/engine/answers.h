@@ -19,10 +19,4 @@
 /* Takes what has come, up to a batch.  True: there may be more. */
 bool answers_take(KsmEngine *e);
 
-/*
- * Once a pass for the chunks of a piece: what others wanted and could not be
- * copied for want of memory is asked about again if there is some.
- */
-void answers_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end);
-
 #endif

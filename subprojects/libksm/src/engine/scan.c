@@ -8,9 +8,9 @@
 #include "base/prim.h"
 #include "base/tsan.h"
 #include "engine/ages.h"
-#include "engine/answers.h"
 #include "engine/broken.h"
 #include "engine/discard.h"
+#include "engine/renew.h"
 #include "engine/ripen.h"
 #include "engine/scan.h"
 #include "engine/settle.h"
@@ -801,7 +801,7 @@ static void step_sync(KsmEngine *e)
     s->again |= e->dirty.again;
     e->dirty.again = false;
     waits_count(s, s->chunk, end);
-    answers_pass(e, s->region, s->chunk, end);
+    renew_pass(e, s->region, s->chunk, end);
     tail_pass(e, s->region, s->chunk, end);
     cpu = prim.cpu_ns() - cpu;
     dirty_took(&e->dirty, end - s->chunk, cpu);
