@@ -956,6 +956,34 @@ static void test_broken_lonely(void)
     scene_end(&s);
 }
 
+/*
+ * Those that are equal to one another, too, are merged: what the index has may
+ * be a broken page that stays, but is not in their way.
+ */
+static void test_broken_crowd(void)
+{
+    KsmStats stats;
+    Scene s;
+
+    if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    g_assert(ksm_discard(s.r, 512 * PAGE, 512 * PAGE) == 0);
+    mem_gone(s.m, 512, 512);
+    for (unsigned i = 0; i < 40; i++) {
+        mem_fill(s.m, 4 + 10 * i, 33000 + i);
+    }
+    util_passes(s.e, 4 * CHECK_PASSES);
+    stats = util_stats(s.e);
+    mem_fill_run(s.m, 600, 40, 33000, 1);
+    mem_fill_run(s.m, 700, 40, 33000, 1);
+    util_passes(s.e, 8 * CHECK_PASSES);
+    g_assert(util_stats(s.e).pages_shared == stats.pages_shared + 40);
+    g_assert(util_stats(s.e).pages_sharing == stats.pages_sharing + 40);
+    mem_check(s.m);
+    scene_end(&s);
+}
+
 /* Pages equal to nothing are looked at less and less often. */
 static void test_broken_late(gconstpointer data)
 {
@@ -975,6 +1003,51 @@ static void test_broken_late(gconstpointer data)
     mem_fill_run(s.m, 64, 16, 65, 1);
     util_passes(s.e, 12 * CHECK_PASSES);
     g_assert(passes_until(&s, 1024));
+    scene_end(&s);
+}
+
+/*
+ * CPU time of passes that looked at broken pages which no rest is taken for, in
+ * calls: the most of any pass, without the first look.
+ */
+static uint64_t calm_most(Scene *s, bool written)
+{
+    unsigned looks = 0;
+    uint64_t most = 0;
+
+    for (unsigned i = 0; i < 4 * CHECK_PASSES; i++) {
+        uint64_t scanned = util_stats(s->e).pages_scanned;
+
+        if (written) {
+            mem_fill_run(s->m, 64, 16, 50000 + 16 * i, 1);
+        }
+        util_passes(s->e, 1);
+        if (util_stats(s->e).pages_scanned > scanned && looks++) {
+            most = MAX(most, s->e->scan.hash_time);
+        }
+    }
+    g_assert(looks > 1);
+    return most;
+}
+
+/*
+ * To look at pages that are quiet is no reason to rest for long, or what a
+ * guest has stopped writing is merged minutes later.
+ */
+static void test_broken_rest(void)
+{
+    uint64_t written;
+    Scene s;
+
+    if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    s.m->busy = true;
+    prim.cpu_ns = util_cpu_by_call;
+    written = calm_most(&s, true);
+    g_assert(calm_most(&s, false) > written);
+    prim.cpu_ns = prim_real.cpu_ns;
+    s.m->busy = false;
     scene_end(&s);
 }
 
@@ -3069,6 +3142,8 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/broken/unasked", test_broken_unasked);
     g_test_add_func("/scan/broken/runs", test_broken_runs);
     g_test_add_func("/scan/broken/lonely", test_broken_lonely);
+    g_test_add_func("/scan/broken/crowd", test_broken_crowd);
+    g_test_add_func("/scan/broken/rest", test_broken_rest);
     add_sources("/scan/broken/late", test_broken_late);
     g_test_add_func("/scan/broken/pays", test_broken_pays);
     g_test_add_func("/scan/broken/run", test_broken_run);

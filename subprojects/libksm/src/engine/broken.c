@@ -35,7 +35,8 @@ static void page_match(KsmEngine *e, KsmRegion *r, size_t page, bool zero)
     }
 }
 
-static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint64_t hash64)
+/* False: it has changed since the last look. */
+static bool page_look(KsmEngine *e, KsmRegion *r, size_t page, uint64_t hash64)
 {
     uint32_t hash = content_tag(r, hash64);
     unsigned age = quiet_looks(r, page);
@@ -44,20 +45,24 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint64_t hash64)
         content_leave(&e->content, r, page, PAGE_BROKEN);
         r->tag[page] = hash;
         r->history[page] = 1 << 4;
-        return;
+        return !age;
     }
     page_match(e, r, page, hash64 == e->hasher.zero);
     age = MIN(age + 1, 15);
     r->history[page] = age << 4 | age_skip(age - 1);
+    return true;
 }
 
-/* Hashes the pages due for a look. */
+/*
+ * Hashes the pages due for a look.  Those that are as they were are looked at
+ * ever less, so that a pass rests only for those that are not.
+ */
 static void pages_look(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
-    uint64_t hash[CHUNK_PAGES];
+    uint64_t hash[CHUNK_PAGES], cpu = prim.cpu_ns();
     uint16_t which[CHUNK_PAGES];
     size_t first = chunk * CHUNK_PAGES;
-    unsigned n = 0;
+    unsigned n = 0, calm = 0;
 
     KSM_TSAN_IGNORE_BEGIN();
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
@@ -74,9 +79,10 @@ static void pages_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
     KSM_TSAN_IGNORE_END();
     for (unsigned i = 0; i < n; i++) {
-        page_look(e, r, first + which[i], hash[i]);
+        calm += page_look(e, r, first + which[i], hash[i]);
     }
     e->total.pages_scanned += n;
+    e->scan.hash_time += (prim.cpu_ns() - cpu) * calm / MAX(n, 1);
 }
 
 /* False: not this time, as a device is at it, or there is no memory. */
@@ -134,6 +140,7 @@ void broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
                       ? MIN(c->restored + 1, BACKOFF_MAX)
                       : c->restored - (c->restored > 0);
         c->calm = 0;
+        e->scan.again = true;   /* to be merged when it has been quiet */
     }
     e->total.merge_time += prim.cpu_ns() - cpu;
 }

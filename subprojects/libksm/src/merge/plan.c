@@ -100,7 +100,12 @@ static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
     }
     /* it may have become the candidate when it was thought to be alone */
     content_met(p->content, place);
-    return partner_worth(p, place) ? ACT_NEW : ACT_KEEP;
+    if (partner_worth(p, place)) {
+        return ACT_NEW;
+    }
+    /* what is not merged itself is not in the way of others that are equal */
+    content_take(p->content, place, r, page);
+    return ACT_KEEP;
 }
 
 static unsigned equal_run(const KsmRegion *r, size_t first, unsigned i)

@@ -117,23 +117,37 @@ void content_met(KsmContent *c, uint32_t place)
     }
 }
 
+/* The page at @place, of a tag, gives its place in the index to another. */
+static void place_pass(KsmContent *c, uint32_t tag, uint32_t place,
+                       uint32_t to)
+{
+    size_t page;
+    KsmRegion *r = directory_page(c->dir, place, &page);
+
+    index_replace(&c->index, tag, place, to);
+    r->state[page] &= ~PAGE_INDEXED;
+}
+
+void content_take(KsmContent *c, uint32_t place, KsmRegion *r, size_t page)
+{
+    place_pass(c, r->tag[page], place, page_id(r, page));
+    r->state[page] |= PAGE_INDEXED;
+}
+
 uint32_t content_publish(KsmContent *c, uint32_t slot)
 {
     uint32_t tag = store_tag(c->store, slot);
     uint32_t place = index_lookup(&c->index, tag);
-    size_t page;
-    KsmRegion *r;
 
     if (place == PLACE_NONE) {
         index_insert(&c->index, tag, slot | PLACE_SLOT);
         return PLACE_NONE;
     }
-    index_replace(&c->index, tag, place, slot | PLACE_SLOT);
     if (place & PLACE_SLOT) {
+        index_replace(&c->index, tag, place, slot | PLACE_SLOT);
         return PLACE_NONE;
     }
-    r = directory_page(c->dir, place, &page);
-    r->state[page] &= ~PAGE_INDEXED;
+    place_pass(c, tag, place, slot | PLACE_SLOT);
     return place;
 }
 

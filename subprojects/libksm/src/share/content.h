@@ -68,6 +68,9 @@ bool content_enter(KsmContent *c, KsmRegion *r, size_t page);
 /* Something is equal to what the index has at @place. */
 void content_met(KsmContent *c, uint32_t place);
 
+/* The page, which is equal to the one at @place, is the candidate instead. */
+void content_take(KsmContent *c, uint32_t place, KsmRegion *r, size_t page);
+
 /*
  * From now on the slot is what its hash finds.  Returns the page (id) that
  * stood there, or PLACE_NONE.
