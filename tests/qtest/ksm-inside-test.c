@@ -15,7 +15,7 @@
 #include <sys/un.h>
 
 /* A unique area, not merged. */
-#define ALONE (24 * MIB)
+#define ALONE (ksm_ram_start() + 24 * MIB)
 
 static KsmInside *inside_new(const char *path)
 {
@@ -89,7 +89,7 @@ static void test_memory_error(void)
         return;
     }
     qts = inside_init(path, "-accel kvm -no-shutdown " RAM ",dump=off");
-    host = ksm_host_address(qts, 0);
+    host = ksm_host_address(qts, ksm_ram_start());
     qtest_bufwrite(qts, ALONE, alone, COPY);
     copies_put(qts, data);
     ksm_qom_set(qts, "ram0", "run", "true");

@@ -380,8 +380,9 @@ def our_qtests(step: Step, env: Env = None) -> Result:
     return step.counted("our qtests", "tests/qtest/run", env=env)
 
 
-def qemus_own(step: Step, env: Env = None) -> Result:
-    return step.counted("QEMU's own tests", "tests/qemu/run", env=env)
+def qemus_own(step: Step, env: Env = None, *tests: str) -> Result:
+    """All of them, or those named."""
+    return step.counted("QEMU's own tests", "tests/qemu/run", *tests, env=env)
 
 
 def e2e(step: Step, env: Env = None) -> Result:
@@ -415,6 +416,18 @@ def step_qemu_10_2(step: Step) -> Result:
         return result
 
     return with_qemu(step, tests, "--qemu", "10.2")
+
+
+def step_aarch64(step: Step) -> Result:
+    build = TOP / "build" / "qemu-aarch64"
+    env = {"QEMU_BUILD": str(build)}
+
+    def tests() -> Result:
+        result = our_qtests(step, env)
+        result.add(qemus_own(step, env, "numa-test", "migration-test"))
+        return result
+
+    return with_qemu(step, tests, "--target", "aarch64-softmmu")
 
 
 def step_libvirt(
@@ -474,6 +487,10 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
         step_qemu_10_2,
         "the last three with QEMU 10.2 in the place of 10.0 (only when named)",
     ),
+    "aarch64": (
+        step_aarch64,
+        "arm64: qtests and QEMU's own tests on the machine virt (only when named)",
+    ),
     "kernels-quick": (
         step_kernels_quick,
         "libksm's unit tests on a kernel that is too old and on the newest",
@@ -494,7 +511,7 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
 }
 #: As long as all others together, or as those before it, and finds little that
 #: the others do not.
-ONLY_WHEN_NAMED = {"deb", "kernels", "libvirt-trixie", "qemu-10.2"}
+ONLY_WHEN_NAMED = {"aarch64", "deb", "kernels", "libvirt-trixie", "qemu-10.2"}
 #: They mostly wait, or have one processor do all: each with its neighbours.
 BESIDE = (
     ("style", "graft", "top"),
