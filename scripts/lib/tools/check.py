@@ -386,8 +386,8 @@ def qemus_own(step: Step, env: Env = None, *tests: str) -> Result:
 
 
 def e2e(step: Step, env: Env = None) -> Result:
-    where = ("tests/e2e", "--ignore=tests/e2e/libvirt")
-    return step.pytest("e2e", *where, minutes=25, env=env)
+    others = ("--ignore=tests/e2e/libvirt", "--ignore=tests/e2e/arm64")
+    return step.pytest("e2e", "tests/e2e", *others, minutes=25, env=env)
 
 
 def step_qtest(step: Step) -> Result:
@@ -418,13 +418,24 @@ def step_qemu_10_2(step: Step) -> Result:
     return with_qemu(step, tests, "--qemu", "10.2")
 
 
+#: End-to-end tests that arm64 guests have in common with x86's.
+ARM64_TOO = ("test_scope_vm.py", "test_balloon.py", "test_migration.py")
+
+
 def step_aarch64(step: Step) -> Result:
     build = TOP / "build" / "qemu-aarch64"
-    env = {"QEMU_BUILD": str(build)}
+    env = {
+        "QEMU_BUILD": str(build),
+        "QEMU_KSM_QEMU": str(build / "qemu-system-aarch64"),
+    }
 
     def tests() -> Result:
         result = our_qtests(step, env)
         result.add(qemus_own(step, env, "numa-test", "migration-test"))
+        where = ["tests/e2e/arm64", *(f"tests/e2e/{name}" for name in ARM64_TOO)]
+        # the payload is a program in x86's machine code
+        chosen = ("-k", "not payload", *where)
+        result.add(step.pytest("e2e", *chosen, minutes=45, env=env))
         return result
 
     return with_qemu(step, tests, "--target", "aarch64-softmmu")
@@ -489,7 +500,7 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
     ),
     "aarch64": (
         step_aarch64,
-        "arm64: qtests and QEMU's own tests on the machine virt (only when named)",
+        "arm64: qtests, some of QEMU's own, and guests on virt (only when named)",
     ),
     "kernels-quick": (
         step_kernels_quick,
