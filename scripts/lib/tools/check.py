@@ -418,6 +418,21 @@ def step_qemu_10_2(step: Step) -> Result:
     return with_qemu(step, tests, "--qemu", "10.2")
 
 
+def libksm_on_arm64(step: Step, env: Env) -> Result:
+    """libksm's unit tests, by a cross build, on Debian 13's kernel."""
+    code, lines = step.run("scripts/lib/guest/guest-sysroot")
+    if code:
+        return Result(failed=[f"guest-sysroot (exit {code}; see {step.path})"])
+    cross = ("--cross-file", f"{lines[-1]}/cross")
+    build = libksm_build(
+        step, "libksm-aarch64", "--buildtype=debugoptimized", "--werror", *cross
+    )
+    if isinstance(build, Result):
+        return build
+    command = (*PROGRAM, "tools.kernels", build, "--suite", "unit")
+    return step.counted("kernels", *command, "--release", "trixie", env=env, minutes=90)
+
+
 #: End-to-end tests that arm64 guests have in common with x86's.
 ARM64_TOO = ("test_scope_vm.py", "test_balloon.py", "test_migration.py")
 
@@ -430,7 +445,8 @@ def step_aarch64(step: Step) -> Result:
     }
 
     def tests() -> Result:
-        result = our_qtests(step, env)
+        result = libksm_on_arm64(step, env)
+        result.add(our_qtests(step, env))
         result.add(qemus_own(step, env, "numa-test", "migration-test"))
         where = ["tests/e2e/arm64", *(f"tests/e2e/{name}" for name in ARM64_TOO)]
         # the payload is a program in x86's machine code
