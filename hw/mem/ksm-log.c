@@ -77,11 +77,17 @@ static bool log_on;
 static bool in_sync;
 static uint64_t cpu_ns;     /* of the thread that syncs */
 
+/*
+ * A bit of QEMU's bitmap is a page of the target.  Those of arm64 are of 4096
+ * bytes on machines for virtual guests, and of 1024 on others, where nobody
+ * merges; the guest's own pages are not what counts.
+ */
 bool ksm_log_check(Error **errp)
 {
     if (qemu_target_page_size() != KSM_PAGE_SIZE) {
-        error_setg(errp, "dirty-tracking=log needs a target with pages of %u "
-                   "bytes", KSM_PAGE_SIZE);
+        error_setg(errp, "dirty-tracking=log needs a machine whose target has "
+                   "pages of %u bytes, not of %zu; use dirty-tracking=auto",
+                   KSM_PAGE_SIZE, qemu_target_page_size());
         return false;
     }
     return true;

@@ -106,7 +106,9 @@ debian_mirror() {
 # the given Debian releases (binary and source), with the mirror taken from
 # this machine's own sources and nothing of the machine changed.  Sets
 # PRIVATE_APT, the options for apt-get.  PRIVATE_APT_DIR names another
-# directory, for a release whose absence must not stop the others.
+# directory, for a release whose absence must not stop the others;
+# PRIVATE_APT_ARCH an architecture in the place of this machine's (it needs a
+# directory of its own).
 private_apt() {
     local dir=${PRIVATE_APT_DIR:-$cache/apt} mirror release key
     need_apt dpkg-dev ca-certificates debian-archive-keyring
@@ -123,6 +125,10 @@ private_apt() {
     # what another apt-get is installing from
     printf '#clear %s;\n' APT::Update::{Pre,Post}-Invoke{,-Success} \
         >"$dir/etc/apt.conf"
+    [ -z "${PRIVATE_APT_ARCH-}" ] ||
+        printf '#clear APT::Architectures;\n%s "%s";\n' \
+            APT::Architecture "$PRIVATE_APT_ARCH" \
+            APT::Architectures:: "$PRIVATE_APT_ARCH" >>"$dir/etc/apt.conf"
     PRIVATE_APT=(-q -c "$dir/etc/apt.conf" -o "Dir::Etc::sourcelist=$dir/etc/sources.list"
                  -o Dir::Etc::sourceparts=- -o Dir::Etc::preferencesparts=-
                  -o "Dir::State::lists=$dir/lists"

@@ -273,9 +273,10 @@ def test_dump_and_gdb_style_reads(merged: Guest, tmp_path: Path) -> None:
     """Memory reads the same to everyone while it is merged."""
     merged.qmp("stop")
     first, second = tmp_path / "first", tmp_path / "second"
-    merged.qmp("pmemsave", val=0, size=256 << 20, filename=str(first))
+    start = merged.arch.ram_start
+    merged.qmp("pmemsave", val=start, size=256 << 20, filename=str(first))
     time.sleep(3)
-    merged.qmp("pmemsave", val=0, size=256 << 20, filename=str(second))
+    merged.qmp("pmemsave", val=start, size=256 << 20, filename=str(second))
     assert first.read_bytes() == second.read_bytes()
     try:
         merged.qmp("dump-guest-memory", paging=False, protocol=f"file:{tmp_path}/dump")

@@ -30,6 +30,8 @@
  *   io PERCENT                        do that all the time, in a process of
  *                                     its own, for that share of the time
  *   ping N                            nothing; the answer has the number
+ *   nodes                             for each NUMA node an event "node": which
+ *                                     blocks of memory and CPUs it has
  *   touch SECONDS                     write to its own pages at full speed,
  *                                     and report how long the writes took
  *   rewrite SECONDS                   verify its own pages and write others
@@ -58,6 +60,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
@@ -249,7 +252,11 @@ static void open_port(void)
 {
     struct termios t;
 
-    g.port = open("/dev/ttyS1", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    /* arm64's; there ttyS1 may exist without a device */
+    g.port = open("/dev/ttyAMA1", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (g.port < 0) {
+        g.port = open("/dev/ttyS1", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    }
     if (g.port < 0) {
         g.port = open("/dev/console", O_RDWR | O_NOCTTY | O_CLOEXEC);
         return;
@@ -837,6 +844,62 @@ static void write_file(const char *path, const char *text)
     }
 }
 
+/* A file of sysfs without its newline; empty if there is none. */
+static void sysfs_read(const char *path, char *text, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, text, size - 1);
+
+    text[n > 0 ? n : 0] = 0;
+    text[strcspn(text, "\n")] = 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+#define NODE_PATH "/sys/devices/system/node/node%u"
+
+/* False if there is no such node. */
+static bool node_report(unsigned node, unsigned long long block_bytes)
+{
+    char path[128], text[128], blocks[256] = "";
+    unsigned long long kib = 0;
+    size_t len = 0;
+
+    snprintf(path, sizeof(path), NODE_PATH "/meminfo", node);
+    sysfs_read(path, text, sizeof(text));
+    if (sscanf(text, "Node %*u MemTotal: %llu", &kib) != 1) {
+        return false;
+    }
+    for (unsigned i = 0; i < 1024 && len < sizeof(blocks) - 8; i++) {
+        snprintf(path, sizeof(path), NODE_PATH "/memory%u", node, i);
+        if (!access(path, F_OK)) {
+            len += sprintf(blocks + len, "%s%u", len ? ", " : "", i);
+        }
+    }
+    snprintf(path, sizeof(path), NODE_PATH "/cpulist", node);
+    sysfs_read(path, text, sizeof(text));
+    report("node", "\"node\": %u, \"cpus\": \"%s\", \"total_kib\": %llu, "
+           "\"block_bytes\": %llu, \"blocks\": [%s], \"page_bytes\": %d",
+           node, text, kib, block_bytes, blocks,
+           (int)getauxval(AT_PAGESZ));
+    return true;
+}
+
+static void nodes_report(void)
+{
+    unsigned long long block_bytes = 0;
+    unsigned node = 0;
+    char text[32];
+
+    sysfs_read("/sys/devices/system/memory/block_size_bytes", text,
+               sizeof(text));
+    sscanf(text, "%llx", &block_bytes);
+    while (node_report(node, block_bytes)) {
+        node++;
+    }
+}
+
 static void command_run(const char *line)
 {
     char name[16] = "";
@@ -869,6 +932,8 @@ static void command_run(const char *line)
         g.load = mib > 100 ? 100 : mib;
     } else if (!strcmp(name, "verify")) {
         verify_all();
+    } else if (!strcmp(name, "nodes")) {
+        nodes_report();
     } else if (!strcmp(name, "quit")) {
         report("quit", NULL);
         tcdrain(g.port);

@@ -253,8 +253,10 @@ static void test_gdb(void)
     fd = gdb_connect(path);
     gdb_ask(fd, "Qqemu.PhyMemMode:1", "OK");
     for (unsigned at = 100; at < COPY; at += 7 * PAGE) {
-        g_autofree char *read = g_strdup_printf("m%x,1", FIRST + at);
-        g_autofree char *write = g_strdup_printf("M%x,1:%02x", SECOND + at,
+        g_autofree char *read = g_strdup_printf("m%" PRIx64 ",1",
+                                                FIRST + at);
+        g_autofree char *write = g_strdup_printf("M%" PRIx64 ",1:%02x",
+                                                 SECOND + at,
                                                  (uint8_t)~data[at]);
         g_autofree char *old = g_strdup_printf("%02x", data[at]);
 

@@ -7,6 +7,7 @@
 #include "qemu/osdep.h"
 #include "qobject/qdict.h"
 #include "ksm-copies.h"
+#include "libqos/generic-pcihost.h"
 #include "libqos/malloc-pc.h"
 #include "libqos/pci-pc.h"
 #include "standard-headers/linux/virtio_blk.h"
@@ -192,13 +193,39 @@ void migrate_wait(QTestState *qts, const char *status)
     g_error("migration does not get to %s", status);
 }
 
+static void bus_start(Device *d, QTestState *qts)
+{
+    if (ksm_on_arm()) {
+        QGenericPCIBus *generic = g_new0(QGenericPCIBus, 1);
+        uint64_t start = ksm_ram_start();
+
+        /* the device tree is in the first MiB */
+        alloc_init(&d->alloc, ALLOC_NO_FLAGS, start + 2 * MIB,
+                   start + 64 * MIB, PAGE);
+        qpci_init_generic(generic, qts, &d->alloc, false);
+        d->bus = &generic->bus;
+    } else {
+        pc_alloc_init(&d->alloc, qts, ALLOC_NO_FLAGS);
+        d->bus = qpci_new_pc(qts, NULL);
+    }
+}
+
+static void bus_stop(Device *d)
+{
+    if (ksm_on_arm()) {
+        g_free(container_of(d->bus, QGenericPCIBus, bus));
+    } else {
+        qpci_free_pc(d->bus);
+    }
+    alloc_destroy(&d->alloc);
+}
+
 void device_start(Device *d, QTestState *qts)
 {
     QPCIAddress addr = { .devfn = QPCI_DEVFN(4, 0) };
     uint64_t features;
 
-    pc_alloc_init(&d->alloc, qts, ALLOC_NO_FLAGS);
-    d->bus = qpci_new_pc(qts, NULL);
+    bus_start(d, qts);
     d->pci = virtio_pci_new(d->bus, &addr);
     g_assert_nonnull(d->pci);
     d->dev = &d->pci->vdev;
@@ -218,8 +245,7 @@ void device_stop(Device *d)
     qvirtqueue_cleanup(d->dev->bus, d->queue, &d->alloc);
     qvirtio_pci_device_disable(d->pci);
     qos_object_destroy(&d->pci->obj);
-    qpci_free_pc(d->bus);
-    alloc_destroy(&d->alloc);
+    bus_stop(d);
 }
 
 void device_wait(Device *d, QTestState *qts, uint32_t head)

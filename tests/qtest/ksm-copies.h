@@ -21,8 +21,8 @@
             "-object " BACKEND ",id=ram0,size=64M"
 
 /* Where the two copies are, in RAM as above; of this size. */
-#define FIRST (16 * MIB)
-#define SECOND (32 * MIB)
+#define FIRST (ksm_ram_start() + 16 * MIB)
+#define SECOND (ksm_ram_start() + 32 * MIB)
 #define COPY (4 * MIB)
 
 /* A test that waits so long has failed. */

@@ -16,6 +16,16 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
+bool ksm_on_arm(void)
+{
+    return g_str_equal(qtest_get_arch(), "aarch64");
+}
+
+uint64_t ksm_ram_start(void)
+{
+    return ksm_on_arm() ? 1ull << 30 : 0;
+}
+
 void ksm_run_free(KsmRun *run)
 {
     g_free(run->err);

@@ -8,6 +8,15 @@
 
 #include "libqtest.h"
 
+/*
+ * True if the guest is an arm64 one.  Then tests/qtest/on-virt-system-aarch64
+ * stands in for QEMU: it has -machine virt where a test says pc or q35.
+ */
+bool ksm_on_arm(void);
+
+/* Where the guest's RAM begins. */
+uint64_t ksm_ram_start(void);
+
 typedef struct KsmRun {
     int status;         /* exit code, -1: by a signal */
     char *err;          /* what it wrote to stderr */

@@ -15,7 +15,7 @@
 #include <sys/un.h>
 
 /* A unique area, not merged. */
-#define ALONE (24 * MIB)
+#define ALONE (ksm_ram_start() + 24 * MIB)
 
 static KsmInside *inside_new(const char *path)
 {
@@ -30,14 +30,21 @@ static KsmInside *inside_new(const char *path)
     return inside;
 }
 
-static QTestState *inside_init(const char *path, const char *args)
+/* Until LD_PRELOAD is unset. */
+static void inside_load(void)
 {
     g_autofree char *self = g_file_read_link("/proc/self/exe", NULL);
     g_autofree char *dir = g_path_get_dirname(self);
     g_autofree char *library = g_build_filename(dir, "libksm-inside.so", NULL);
-    QTestState *qts;
 
     g_setenv("LD_PRELOAD", library, true);
+}
+
+static QTestState *inside_init(const char *path, const char *args)
+{
+    QTestState *qts;
+
+    inside_load();
     g_setenv(KSM_INSIDE_ENV, path, true);
     qts = qtest_init(args);
     g_unsetenv("LD_PRELOAD");
@@ -89,7 +96,7 @@ static void test_memory_error(void)
         return;
     }
     qts = inside_init(path, "-accel kvm -no-shutdown " RAM ",dump=off");
-    host = ksm_host_address(qts, 0);
+    host = ksm_host_address(qts, ksm_ram_start());
     qtest_bufwrite(qts, ALONE, alone, COPY);
     copies_put(qts, data);
     ksm_qom_set(qts, "ram0", "run", "true");
@@ -213,11 +220,52 @@ static void test_smaps_deleted(void)
     unlink(monitor);
 }
 
+static KsmRun *run_on_pages(const char *bytes, const char *args)
+{
+    KsmRun *run;
+
+    inside_load();
+    g_setenv(KSM_INSIDE_PAGE_ENV, bytes, true);
+    run = ksm_run(args, NULL);
+    g_unsetenv(KSM_INSIDE_PAGE_ENV);
+    g_unsetenv("LD_PRELOAD");
+    g_test_message("%s", run->err);
+    return run;
+}
+
+/* Hosts that we do not have: what QEMU merges itself is refused. */
+static void test_host_pages(const void *opaque)
+{
+    static const char *const scopes[] = {
+        "scope=zero", "scope=vm", "scope=group,group=g",
+    };
+    const char *bytes = opaque;
+
+    for (int i = 0; i < ARRAY_SIZE(scopes); i++) {
+        g_autofree char *args = g_strdup_printf(
+            "-object memory-backend-ksm,id=r,size=42M,%s", scopes[i]);
+        g_autoptr(KsmRun) run = run_on_pages(bytes, args);
+
+        g_assert_cmpint(run->status, ==, 1);
+        g_assert_nonnull(strstr(run->err,
+                                "needs a host with pages of 4096 bytes"));
+    }
+    /* left to the kernel */
+    if (access("/sys/kernel/mm/ksm/run", F_OK) == 0) {
+        g_autoptr(KsmRun) run = run_on_pages(
+            bytes, "-object memory-backend-ksm,id=r,size=42M,scope=host");
+
+        g_assert_nonnull(strstr(run->err, KSM_RUN_STARTED));
+    }
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     qtest_add_func("ksm/inside/memory-error", test_memory_error);
     qtest_add_func("ksm/inside/smaps", test_smaps);
     qtest_add_func("ksm/inside/smaps-deleted", test_smaps_deleted);
+    qtest_add_data_func("ksm/inside/host-pages/16k", "16384", test_host_pages);
+    qtest_add_data_func("ksm/inside/host-pages/64k", "65536", test_host_pages);
     return g_test_run();
 }

@@ -4,8 +4,9 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Loaded into QEMU (LD_PRELOAD).  Only the kernel may send the signal of a
- * memory error to another process; and only here a test sees which thread reads
- * a file, and that others go on meanwhile.
+ * memory error to another process, and only here a test sees which thread reads
+ * a file, and that others go on meanwhile.  It also plays a host with pages of
+ * another size.
  */
 
 #include "qemu/osdep.h"
@@ -16,6 +17,7 @@
 
 /* QEMU's fopen() has this name in the C library. */
 FILE *inside_fopen(const char *path, const char *mode) asm("fopen64");
+int inside_page_size(void) asm("getpagesize");
 
 static KsmInside *inside;
 
@@ -76,4 +78,11 @@ FILE *inside_fopen(const char *path, const char *mode)
         smaps_opened();
     }
     return real(path, mode);
+}
+
+int inside_page_size(void)
+{
+    const char *size = getenv(KSM_INSIDE_PAGE_ENV);
+
+    return size ? atoi(size) : sysconf(_SC_PAGE_SIZE);
 }

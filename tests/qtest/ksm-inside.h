@@ -9,6 +9,9 @@
 /* Names the file that both sides map. */
 #define KSM_INSIDE_ENV "KSM_INSIDE"
 
+/* The size of the host's pages, as far as QEMU asks for it. */
+#define KSM_INSIDE_PAGE_ENV "KSM_INSIDE_PAGE_SIZE"
+
 typedef struct KsmInside {
     /*
      * When the main thread next reads statistics ("info ksm"), QEMU is told of

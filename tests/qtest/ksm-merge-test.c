@@ -25,8 +25,8 @@
 #define PAGE 4096u
 
 /* Where the test keeps its data: clear of what firmware uses. */
-#define ORIGINAL (16 * MIB)
-#define COPY (32 * MIB)
+#define ORIGINAL (ksm_ram_start() + 16 * MIB)
+#define COPY (ksm_ram_start() + 32 * MIB)
 #define AREA (4 * MIB)
 #define AREA_PAGES (AREA / PAGE)
 
@@ -232,7 +232,8 @@ static void test_merge_property(void)
     area = merge_copies(qts);
     ksm_qom_set_fails(qts, "ram0", "merge", "false", "use 'run'");
     ksm_qom_set(qts, "ram0", "merge", "true");
-    vmas = ksm_vmas_count(qts, ksm_host_address(qts, 0), 64 * MIB, "mg");
+    vmas = ksm_vmas_count(qts, ksm_host_address(qts, ksm_ram_start()),
+                          64 * MIB, "mg");
     g_assert_cmpuint(vmas.all, >, 2);
     g_assert_cmpuint(vmas.flagged, ==, 0);
     check_copies(qts, area);
@@ -257,7 +258,8 @@ static void dump_change(QTestState *qts, bool dump, uint64_t addr)
     area_write(qts, addr + AREA, area);
     wait_stat(qts, "pages-merged", merged + AREA_PAGES * 2 * 9 / 10);
     ksm_qom_set(qts, "ram0", "run", "false");
-    vmas = ksm_vmas_count(qts, ksm_host_address(qts, 0), 64 * MIB, "dd");
+    vmas = ksm_vmas_count(qts, ksm_host_address(qts, ksm_ram_start()),
+                          64 * MIB, "dd");
     g_assert_cmpuint(vmas.flagged, ==, dump ? 0 : vmas.all);
     g_assert_cmpuint(vmas.all, >, 2);
     area_check(qts, addr, area);
@@ -275,7 +277,7 @@ static void test_dump_property(const void *opaque)
     }
     qts = qtest_initf(MACHINE("scope=vm,dump=%s"), (const char *)opaque);
     for (unsigned i = 0; i < 3; i++) {
-        dump_change(qts, dump, (16 + 12 * i) * MIB);
+        dump_change(qts, dump, ORIGINAL + 12 * i * MIB);
         dump = !dump;
     }
     qtest_quit(qts);
@@ -473,8 +475,8 @@ static void test_dump(void)
     area = merge_copies(qts);
     qtest_qmp_assert_success(
         qts, "{'execute': 'dump-guest-memory', 'arguments': "
-        "{'paging': false, 'protocol': %s, 'begin': %d, 'length': %d}}",
-        protocol, COPY, AREA);
+        "{'paging': false, 'protocol': %s, 'begin': %" PRIu64 ", "
+        "'length': %d}}", protocol, COPY, AREA);
     check_copies(qts, area);
     qtest_quit(qts);
     g_assert_true(g_file_get_contents(path, &dump, &size, NULL));

@@ -33,6 +33,50 @@ from qemu.qmp.legacy import QEMUMonitorProtocol
 from host.exits import Failure, Lacking
 from host.paths import TOP
 
+
+@dataclass(frozen=True)
+class Arch:
+    """What guests of an architecture have that others have not."""
+
+    #: QEMU's name, and Debian's
+    name: str
+    debian: str
+    machine: str
+    #: further arguments of QEMU
+    options: tuple[str, ...]
+    #: an option that makes a serial port, and its value without the chardev's id
+    serial: tuple[str, str]
+    #: the first of them, as the kernel calls it
+    console: str
+    ram_start: int
+
+
+#: arm64: a CPU with pages of 4, 16 and 64 KiB, and without pointer authentication,
+#: which is slow where it is emulated
+ARCHES = {
+    arch.name: arch
+    for arch in (
+        Arch(
+            name="x86_64",
+            debian="amd64",
+            machine="q35",
+            options=(),
+            serial=("-device", "isa-serial,chardev="),
+            console="ttyS0",
+            ram_start=0,
+        ),
+        Arch(
+            name="aarch64",
+            debian="arm64",
+            machine="virt",
+            options=("-cpu", "neoverse-n1"),
+            serial=("-serial", "chardev:"),
+            console="ttyAMA0",
+            ram_start=1 << 30,
+        ),
+    )
+}
+
 #: Debian's firmware, for a QEMU that was not told where it is
 FIRMWARE = ("/usr/share/seabios", "/usr/share/qemu", "/usr/lib/ipxe/qemu")
 #: A guest under TCG boots in seconds; on a machine that is busy with other
@@ -50,6 +94,12 @@ def qemu_binary() -> Path:
     """build/qemu's, or what QEMU_KSM_QEMU names."""
     chosen = os.environ.get("QEMU_KSM_QEMU")
     return Path(chosen) if chosen else TOP / "build/qemu/qemu-system-x86_64"
+
+
+def qemu_arch(binary: Path | None = None) -> Arch:
+    """The architecture of its guests, by its name."""
+    name = (binary or qemu_binary()).name
+    return next((a for a in ARCHES.values() if a.name in name), ARCHES["x86_64"])
 
 
 def need_qemu() -> Path:
@@ -71,10 +121,14 @@ def need_qemu() -> Path:
     return binary
 
 
-def guest_image(release: str = "bookworm") -> Path:
-    """The directory with vmlinuz, initrd and root.img, made if need be."""
+def guest_image(release: str = "bookworm", pages: str = "4k") -> Path:
+    """The directory with vmlinuz, initrd and root.img, made if need be.
+
+    For the architecture of qemu_binary().
+    """
+    arch = qemu_arch().debian
     done = subprocess.run(
-        [MAKE_IMAGE, "--release", release],
+        [MAKE_IMAGE, "--release", release, "--arch", arch, "--pages", pages],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -86,8 +140,10 @@ def guest_image(release: str = "bookworm") -> Path:
     return Path(done.stdout.strip())
 
 
-def accelerator() -> str:
+def accelerator(arch: Arch | None = None) -> str:
     """ "kvm" where this CPU can run guests and /dev/kvm opens, else "tcg"."""
+    if (arch or qemu_arch()).name != os.uname().machine:
+        return "tcg"
     try:
         flags = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M)
         if flags and {"vmx", "svm"} & set(flags[1].split()):
@@ -221,7 +277,8 @@ class GuestSpec:
     #: -m alone, as a plain QEMU has it
     backend: str | None = "memory-backend-ksm"
     properties: dict[str, str] = field(default_factory=dict)
-    machine: str = "q35"
+    #: q35 or virt, if this is empty
+    machine: str = ""
     cpus: int = 1
     accel: str = ""
     #: page cache and own memory, by default in proportion to the memory
@@ -278,6 +335,7 @@ class Guest:
     def __init__(self, spec: GuestSpec, image: Path) -> None:
         self.spec = spec
         self.image = image
+        self.arch = qemu_arch(spec.qemu)
         self.process: subprocess.Popen[bytes] | None = None
         self.events: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
@@ -311,12 +369,13 @@ class Guest:
     def arguments(self, monitor: int, console: int, port: int) -> list[str]:
         """QEMU's command line, given the numbers of the file descriptors."""
         spec = self.spec
-        accel = spec.accel or accelerator()
+        arch = self.arch
+        accel = spec.accel or accelerator(arch)
         if accel == "tcg":
             # a translation buffer of the default 1 GiB is nothing for
             # machines that are to be counted by the MiB
             accel = "tcg,tb-size=64"
-        machine = spec.machine
+        machine = spec.machine or arch.machine
         memory = ["-m", f"{spec.memory_mib}M"]
         if spec.backend:
             machine += ",memory-backend=ram0"
@@ -326,7 +385,7 @@ class Guest:
                 f"{spec.backend},id=ram0,size={spec.memory_mib}M{properties}",
             ]
         append = (
-            "console=ttyS0 quiet panic=-1 memhp_default_state=online "
+            f"console={arch.console} quiet panic=-1 memhp_default_state=online "
             f"guest.cache={spec.cache()} guest.private={spec.private()} "
             f"guest.seed={spec.seed} guest.load={spec.load} "
             f"guest.userland={int(spec.userland)} {spec.kernel}"
@@ -354,15 +413,16 @@ class Guest:
             *("-nodefaults", "-no-user-config", "-display", "none"),
             *(() if spec.reboot else ("-no-reboot",)),
             *("-machine", machine),
+            *arch.options,
             *("-accel", accel),
             *("-smp", str(spec.cpus)),
             *memory,
             *("-chardev", f"socket,id=monitor,fd={monitor}"),
             *("-mon", "chardev=monitor,mode=control"),
             *("-chardev", f"socket,id=console,fd={console}"),
-            *("-device", "isa-serial,chardev=console"),
+            *(arch.serial[0], f"{arch.serial[1]}console"),
             *("-chardev", f"socket,id=port,fd={port}"),
-            *("-device", "isa-serial,chardev=port"),
+            *(arch.serial[0], f"{arch.serial[1]}port"),
             *(("-incoming", "defer") if spec.incoming else ()),
             *(self._disk(spec.disk) if spec.disk else self._debian(files, append)),
             *spec.extra,
@@ -662,7 +722,7 @@ class Guest:
 
 def probe_scope(image: Path, scope: str) -> str | None:
     """Why this QEMU, on this host, cannot do the scope, or None."""
-    spec = GuestSpec(memory_mib=64, properties={"scope": scope}, extra=["-S"])
+    spec = GuestSpec(memory_mib=128, properties={"scope": scope}, extra=["-S"])
     try:
         with Guest(spec, image):
             return None

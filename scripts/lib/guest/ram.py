@@ -18,7 +18,12 @@ PAGE = 4096
 
 def dump(guest: Guest, path: Path) -> Path:
     """All RAM as the guest sees it; only stopped it is that of one moment."""
-    guest.qmp("pmemsave", val=0, size=guest.spec.memory_mib << 20, filename=str(path))
+    guest.qmp(
+        "pmemsave",
+        val=guest.arch.ram_start,
+        size=guest.spec.memory_mib << 20,
+        filename=str(path),
+    )
     return path
 
 

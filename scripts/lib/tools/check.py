@@ -380,13 +380,14 @@ def our_qtests(step: Step, env: Env = None) -> Result:
     return step.counted("our qtests", "tests/qtest/run", env=env)
 
 
-def qemus_own(step: Step, env: Env = None) -> Result:
-    return step.counted("QEMU's own tests", "tests/qemu/run", env=env)
+def qemus_own(step: Step, env: Env = None, *tests: str) -> Result:
+    """All of them, or those named."""
+    return step.counted("QEMU's own tests", "tests/qemu/run", *tests, env=env)
 
 
 def e2e(step: Step, env: Env = None) -> Result:
-    where = ("tests/e2e", "--ignore=tests/e2e/libvirt")
-    return step.pytest("e2e", *where, minutes=25, env=env)
+    others = ("--ignore=tests/e2e/libvirt", "--ignore=tests/e2e/arm64")
+    return step.pytest("e2e", "tests/e2e", *others, minutes=25, env=env)
 
 
 def step_qtest(step: Step) -> Result:
@@ -415,6 +416,45 @@ def step_qemu_10_2(step: Step) -> Result:
         return result
 
     return with_qemu(step, tests, "--qemu", "10.2")
+
+
+def libksm_on_arm64(step: Step, env: Env) -> Result:
+    """libksm's unit tests, by a cross build, on Debian 13's kernel."""
+    code, lines = step.run("scripts/lib/guest/guest-sysroot")
+    if code:
+        return Result(failed=[f"guest-sysroot (exit {code}; see {step.path})"])
+    cross = ("--cross-file", f"{lines[-1]}/cross")
+    build = libksm_build(
+        step, "libksm-aarch64", "--buildtype=debugoptimized", "--werror", *cross
+    )
+    if isinstance(build, Result):
+        return build
+    command = (*PROGRAM, "tools.kernels", build, "--suite", "unit")
+    return step.counted("kernels", *command, "--release", "trixie", env=env, minutes=90)
+
+
+#: End-to-end tests that arm64 guests have in common with x86's.
+ARM64_TOO = ("test_scope_vm.py", "test_balloon.py", "test_migration.py")
+
+
+def step_aarch64(step: Step) -> Result:
+    build = TOP / "build" / "qemu-aarch64"
+    env = {
+        "QEMU_BUILD": str(build),
+        "QEMU_KSM_QEMU": str(build / "qemu-system-aarch64"),
+    }
+
+    def tests() -> Result:
+        result = libksm_on_arm64(step, env)
+        result.add(our_qtests(step, env))
+        result.add(qemus_own(step, env, "numa-test", "migration-test"))
+        where = ["tests/e2e/arm64", *(f"tests/e2e/{name}" for name in ARM64_TOO)]
+        # the payload is a program in x86's machine code
+        chosen = ("-k", "not payload", *where)
+        result.add(step.pytest("e2e", *chosen, minutes=45, env=env))
+        return result
+
+    return with_qemu(step, tests, "--target", "aarch64-softmmu")
 
 
 def step_libvirt(
@@ -474,6 +514,10 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
         step_qemu_10_2,
         "the last three with QEMU 10.2 in the place of 10.0 (only when named)",
     ),
+    "aarch64": (
+        step_aarch64,
+        "arm64: qtests, some of QEMU's own, and guests on virt (only when named)",
+    ),
     "kernels-quick": (
         step_kernels_quick,
         "libksm's unit tests on a kernel that is too old and on the newest",
@@ -494,7 +538,7 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
 }
 #: As long as all others together, or as those before it, and finds little that
 #: the others do not.
-ONLY_WHEN_NAMED = {"deb", "kernels", "libvirt-trixie", "qemu-10.2"}
+ONLY_WHEN_NAMED = {"aarch64", "deb", "kernels", "libvirt-trixie", "qemu-10.2"}
 #: They mostly wait, or have one processor do all: each with its neighbours.
 BESIDE = (
     ("style", "graft", "top"),

@@ -7,6 +7,9 @@ QEMU, under TCG, with an initramfs of libksm's test programs (those meson
 knows), their libraries and busybox.  The guest writes the tests' output to its
 second serial port and ends; this program reads it, test by test.
 
+Where QEMU_KSM_QEMU names a QEMU for arm64, kernels are that, and so has the build
+directory to be: guest-sysroot prints where a cross file for meson is.
+
 A kernel before Linux 6.8 has to be refused: there a test passes when it is
 skipped for the reason that libksm gives.  A complaint of the kernel itself is
 a failure.
@@ -29,15 +32,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from guest.qemu import FIRMWARE, GuestError, need_qemu
+from guest.qemu import FIRMWARE, GuestError, need_qemu, qemu_arch
 from host.exits import Lacking, WrongUse
 from host.paths import TOP
 
 LOGS = TOP / "build" / "check"
 FETCH = TOP / "scripts/lib/guest/guest-kernel"
+SYSROOT = TOP / "scripts/lib/guest/guest-sysroot"
 #: Debian's releases: with a kernel that is refused, the next, and the newest
 RELEASES = ("bookworm", "trixie", "forky")
 #: of the default run of scripts/check
@@ -84,7 +89,7 @@ fi
 for cpu in /sys/devices/system/cpu/cpu[1-9]; do
     echo 1 >$cpu/online
 done
-exec </dev/null >/dev/ttyS1 2>&1
+exec </dev/null >/dev/PORT 2>&1
 echo "@linux $(uname -r)"
 echo "{SEPARATOR}" >/dev/kmsg
 
@@ -192,8 +197,10 @@ def meson_tests(build: Path, seconds: int, fault_step: int) -> list[Test]:
     return tests
 
 
-def libraries(program: Path) -> set[Path]:
-    """The shared libraries a program needs, where it looks for them."""
+def libraries(program: Path) -> dict[Path, Path]:
+    """The shared libraries a program needs: where it looks for each, and a copy."""
+    if qemu_arch().name != os.uname().machine:
+        return foreign_libraries(program)
     done = subprocess.run(
         ["ldd", str(program)],
         stdin=subprocess.DEVNULL,
@@ -203,10 +210,52 @@ def libraries(program: Path) -> set[Path]:
     missing = re.search(r"^\s*(\S+) => not found", done.stdout, re.MULTILINE)
     if missing:
         raise GuestError(f"{program} needs {missing[1]}, which is not to be found")
-    return {
-        Path(name)
-        for name in re.findall(r"(?:^|=>)\s*(/\S+) \(0x", done.stdout, re.MULTILINE)
-    }
+    names = re.findall(r"(?:^|=>)\s*(/\S+) \(0x", done.stdout, re.MULTILINE)
+    return {Path(name): Path(name) for name in names}
+
+
+@cache
+def sysroot() -> Path:
+    """Debian's libraries for arm64, as they are in an installed system."""
+    done = subprocess.run(
+        [SYSROOT], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode:
+        raise GuestError(f"{SYSROOT} failed, so there are no libraries")
+    return Path(done.stdout.strip()) / "root"
+
+
+def foreign_libraries(program: Path) -> dict[Path, Path]:
+    """The same for another machine's program, which ldd cannot run."""
+    found: dict[Path, Path] = {}
+    todo = [program]
+    while todo:
+        path = todo.pop()
+        text = subprocess.run(
+            ["readelf", "--wide", "-dl", str(path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "LC_ALL": "C"},
+        ).stdout
+        places = [Path("/usr/lib/aarch64-linux-gnu"), Path("/lib/aarch64-linux-gnu")]
+        names = re.findall(r"\(NEEDED\).*\[(.+)\]", text)
+        wanted = {name: [place / name for place in places] for name in names}
+        for name in re.findall(r"program interpreter: (.+)\]", text):
+            wanted[name] = [Path(name)]
+        for name, choices in wanted.items():
+            here = [(at, sysroot() / at.relative_to("/")) for at in choices]
+            for runpath in re.findall(r"\(RUNPATH\).*\[(.+)\]", text):
+                for place in runpath.replace("$ORIGIN", str(path.parent)).split(":"):
+                    here.append((Path(place) / name, Path(place) / name))
+            known = [pair for pair in here if pair[1].is_file()]
+            if not known:
+                raise GuestError(f"{path} needs {name}, which is not to be found")
+            at, copy = known[0]
+            if at not in found:
+                found[at] = copy
+                todo.append(copy)
+    return found
 
 
 class Archive:
@@ -233,8 +282,9 @@ class Archive:
         self.add(os.path.dirname(name), stat.S_IFDIR | 0o755)
         self._entry(name, mode, data, rdev)
 
-    def add_file(self, path: Path) -> None:
-        self.add(str(path), stat.S_IFREG | 0o755, path.read_bytes())
+    def add_file(self, path: Path, copy: Path | None = None) -> None:
+        """A file of this machine's; its content from a copy elsewhere."""
+        self.add(str(path), stat.S_IFREG | 0o755, (copy or path).read_bytes())
 
     def finish(self) -> bytes:
         self._entry("TRAILER!!!", 0, b"", 0)
@@ -244,14 +294,16 @@ class Archive:
 def initramfs(busybox: Path, build: Path, tests: Sequence[Test]) -> bytes:
     archive = Archive()
     archive.add("/dev/console", stat.S_IFCHR | 0o600, rdev=5 << 8 | 1)
-    archive.add("/init", stat.S_IFREG | 0o755, INIT.encode())
+    port = qemu_arch().console.replace("0", "1")
+    init = INIT.replace("/dev/PORT", f"/dev/{port}")
+    archive.add("/init", stat.S_IFREG | 0o755, init.encode())
     archive.add("/bin/busybox", stat.S_IFREG | 0o755, busybox.read_bytes())
     script = [f"cd {shlex.quote(str(build))}"]
     for test in tests:
         for path in test.files:
             archive.add_file(path)
-            for library in libraries(path):
-                archive.add_file(library)
+            for library, copy in libraries(path).items():
+                archive.add_file(library, copy)
         words = ["env", *(f"{k}={v}" for k, v in test.env.items()), *test.command]
         script.append(f"run {test.name} {test.seconds} {shlex.join(words)}")
     text = "".join(f"{line}\n" for line in script)
@@ -262,7 +314,7 @@ def initramfs(busybox: Path, build: Path, tests: Sequence[Test]) -> bytes:
 def fetch_kernel(release: str) -> Path | str:
     """The directory of a release's kernel, or why there is none."""
     done = subprocess.run(
-        [FETCH, release],
+        [FETCH, "--arch", qemu_arch().debian, release],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -282,18 +334,20 @@ def run_guest(
     kernel: Path, initrd: Path, logs: Path, seconds: float, cpus: int = CPUS
 ) -> str | None:
     """Runs the guest to its end; why it was ended, if it did not by itself."""
+    arch = qemu_arch()
     command: list[str] = ["setpriv", "--pdeathsig", "KILL", "--", str(need_qemu())]
     for directory in FIRMWARE:
         if os.path.isdir(directory):
             command += ["-L", directory]
     command += [
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-machine", "q35", "-cpu", "max", "-smp", str(cpus), "-m", f"{MEMORY_MIB}M"),
+        *("-machine", arch.machine, *(arch.options or ("-cpu", "max"))),
+        *("-smp", str(cpus), "-m", f"{MEMORY_MIB}M"),
         *("-accel", "tcg,thread=multi"),
         *("-serial", f"file:{logs}-console.log", "-serial", f"file:{logs}-tests.log"),
         *("-kernel", str(kernel / "vmlinuz"), "-initrd", str(initrd)),
         "-append",
-        "console=ttyS0 panic=-1 oops=panic maxcpus=1 "
+        f"console={arch.console} panic=-1 oops=panic maxcpus=1 "
         # only the tests' own doing shall count, and be waited for
         "random.trust_cpu=on nowatchdog",
     ]
@@ -468,6 +522,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--release", action="append", metavar="NAME", help="only this one's kernel"
     )
+    parser.add_argument("--suite", help="only the tests of this suite")
     parser.add_argument("--test", action="append", help="only this test")
     parser.add_argument(
         "--seconds", type=int, default=RUN_SECONDS, help="for test-prop and the like"
@@ -493,6 +548,8 @@ def main() -> int:
     tests = meson_tests(build, args.seconds, args.fault_step)
     if args.quick:
         tests = [test for test in tests if set(test.suites) & set(QUICK_SUITES)]
+    if args.suite:
+        tests = [test for test in tests if args.suite in test.suites]
     if args.test:
         tests = [test for test in tests if test.name in args.test]
     if not tests:

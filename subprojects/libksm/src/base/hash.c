@@ -10,6 +10,11 @@
 
 #include "base/hash.h"
 
+/* All AArch64 have NEON, as all x86-64 have SSE2: in hash_base. */
+#if defined(__aarch64__) && !defined(__AARCH64EB__) && XXH_VECTOR != XXH_NEON
+#error "xxhash.h does not use NEON"
+#endif
+
 uint64_t HASH_NAME(const void *page, uint64_t seed)
 {
     return XXH3_64bits_withSeed(page, 4096, seed);

@@ -5,7 +5,7 @@
  *
  * XXH3 with a secret seed per engine, because a guest chooses what its pages
  * hold.  It is built for several instruction sets; the processor's best one is
- * taken.
+ * taken.  All have the same result.
  */
 #ifndef KSM_HASH_H
 #define KSM_HASH_H
@@ -29,6 +29,7 @@ static inline uint64_t hash_page(const KsmHasher *h, const void *page)
     return h->fn(page, h->seed);
 }
 
+/* what every processor has: SSE2 or NEON */
 uint64_t hash_base(const void *page, uint64_t seed);
 uint64_t hash_avx2(const void *page, uint64_t seed);
 uint64_t hash_avx512(const void *page, uint64_t seed);
