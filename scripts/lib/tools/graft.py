@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 from host.paths import TOP
-from tools import graft_sites
+from tools import graft_series, graft_sites
 from tools.graft_table import GraftError, Plan, Table, parse_version
 from tools.graft_tree import Tree
 
@@ -77,7 +77,7 @@ def check(tree: Tree, plan: Plan) -> None:
         print(f"{tree.path}: not grafted; all anchors are there")
 
 
-def run(table_path: Path, tree_path: Path, mode: str) -> int:
+def run(table_path: Path, tree_path: Path, mode: str, to: Path | None) -> int:
     table = Table(table_path)
     if not tree_path.is_dir():
         raise GraftError(f"{tree_path} is not a directory")
@@ -88,6 +88,10 @@ def run(table_path: Path, tree_path: Path, mode: str) -> int:
         print(f"{tree_path}: graft removed ({count} files changed)")
         return 0
     version = table.tree_version(tree_path)
+    if to:
+        count = graft_series.write(table, tree_path, parse_version(version), to)
+        print(f"{to}: {count} patches for {table.project} {version}")
+        return 0
     plan = table.plan(parse_version(version))
     if mode == "record":
         return record_sites(tree, table, plan, version)
@@ -135,10 +139,17 @@ def main() -> int:
         action="store_true",
         help="keep the uses of what the table watches: somebody has looked at them",
     )
+    group.add_argument(
+        "--series",
+        type=Path,
+        metavar="DIR",
+        help="change nothing; write to DIR what the graft would, as a series of "
+        "patches for 'git am'",
+    )
     parser.add_argument("tree", type=Path, metavar="TREE", help="the source tree")
     args = parser.parse_args()
     mode = next((x for x in ("check", "remove", "record") if vars(args)[x]), "graft")
     try:
-        return run(args.table, args.tree, mode)
+        return run(args.table, args.tree, mode, args.series)
     except OSError as error:
         raise GraftError(str(error)) from error

@@ -38,6 +38,12 @@ class Insertion:
     after: bool
     lines: Lines
     within: str | None = None
+    why: str = ""
+
+    @property
+    def title(self) -> str:
+        """What other tables name it by."""
+        return f"{self.path}: {self.why}"
 
     @property
     def name(self) -> str:
@@ -74,13 +80,30 @@ def in_range(version: Version, spec: str) -> bool:
     return True
 
 
+def read_table(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise TableError(f"cannot read {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise TableError(f"{path}: {error}") from None
+
+
+def check_keys(path: Path, known: set[str], kind: str, entry: dict[str, Any]) -> None:
+    unknown = set(entry) - known
+    if unknown:
+        raise TableError(
+            f"{path}: unknown key {sorted(unknown)[0]!r} in [{kind or 'top'}]"
+        )
+
+
 class Table:
     """The table file: checked when loaded, turned into a Plan per version."""
 
     KEYS = {
         "": {
             *("project", "version", "versions", "prefix", "copy", "insert"),
-            *("sites", "watch"),
+            *("sites", "watch", "series"),
         },
         "version": {"file", "pattern"},
         "copy": {"from", "to", "versions", "why"},
@@ -90,12 +113,7 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self.data: dict[str, Any] = tomllib.loads(path.read_text())
-        except OSError as error:
-            raise TableError(f"cannot read {path}: {error.strerror}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise TableError(f"{path}: {error}") from None
+        self.data = read_table(path)
         self._check_keys("", self.data)
         for key in ("project", "version", "versions"):
             if key not in self.data:
@@ -114,13 +132,11 @@ class Table:
             name for entry in self.data.get("watch", []) for name in entry["names"]
         ]
         self.sites = path.parent / self.data.get("sites", path.stem + "-sites.json")
+        #: how the graft is cut into patches
+        self.series = path.parent / self.data.get("series", path.stem + "-series.toml")
 
     def _check_keys(self, kind: str, entry: dict[str, Any]) -> None:
-        unknown = set(entry) - self.KEYS[kind]
-        if unknown:
-            raise TableError(
-                f"{self.path}: unknown key {sorted(unknown)[0]!r} in [{kind or 'top'}]"
-            )
+        check_keys(self.path, self.KEYS[kind], kind, entry)
 
     def tree_version(self, tree: Path) -> str:
         """The version of the project's tree; GraftError if it is none."""
@@ -144,14 +160,17 @@ class Table:
             )
         return match[1]
 
-    def plan(self, version: Version) -> Plan:
+    def plan(self, version: Version | None) -> Plan:
+        """For that version, or what there is for any."""
+
+        def concerned(entry: dict[str, Any]) -> bool:
+            return version is None or in_range(version, entry.get("versions", ">=0"))
+
         plan = Plan()
-        for entry in self.data.get("copy", []):
-            if in_range(version, entry.get("versions", ">=0")):
-                self._plan_copy(plan, entry)
-        for entry in self.data.get("insert", []):
-            if in_range(version, entry.get("versions", ">=0")):
-                plan.insertions.append(self._insertion(entry))
+        for entry in filter(concerned, self.data.get("copy", [])):
+            self._plan_copy(plan, entry)
+        for entry in filter(concerned, self.data.get("insert", [])):
+            plan.insertions.append(self._insertion(entry))
         return plan
 
     def _plan_copy(self, plan: Plan, entry: dict[str, Any]) -> None:
@@ -183,4 +202,5 @@ class Table:
             after=where[0] == "after",
             lines=entry["lines"].removesuffix("\n").split("\n"),
             within=entry.get("within"),
+            why=entry.get("why", ""),
         )
