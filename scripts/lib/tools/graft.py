@@ -143,8 +143,8 @@ def main() -> int:
         "--series",
         type=Path,
         metavar="DIR",
-        help="change nothing; write to DIR what the graft would, as a series of "
-        "patches for 'git am'",
+        help="change nothing; write to DIR what the graft would do, as a series of "
+        "patches: git am --empty=drop DIR/*.patch",
     )
     parser.add_argument("tree", type=Path, metavar="TREE", help="the source tree")
     args = parser.parse_args()
