@@ -28,7 +28,7 @@
 #include "ksm-schema.h"
 #include "migration/misc.h"
 #include "qapi/error.h"
-#include "qapi/qapi-events-ksm.h"
+#include "qapi/qapi-events-ksm-common.h"
 #include "qemu/atomic.h"
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"

@@ -8,7 +8,7 @@
 
 #include "hw/mem/ksm.h"
 #include "libksm.h"
-#include "qapi/qapi-types-ksm.h"
+#include "qapi/qapi-types-ksm-common.h"
 
 /* All guests, each with a reference.  The caller frees the array. */
 GPtrArray *ksm_guests_get(void);

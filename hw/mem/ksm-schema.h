@@ -9,7 +9,7 @@
 #define HW_MEM_KSM_SCHEMA_H
 
 #include "libksm.h"
-#include "qapi/qapi-types-ksm.h"
+#include "qapi/qapi-types-ksm-common.h"
 #include "qapi/qapi-types-qom.h"
 
 /* Of RAM that libksm merges: scope=host has a group, too. */

@@ -88,7 +88,7 @@ typedef enum KsmError {
 typedef enum KsmScope {
     KSM_SCOPE_ZERO,         /* zero pages only, given back to the kernel */
     KSM_SCOPE_VM,           /* all equal pages of the engine's regions */
-    KSM_SCOPE_GROUP,        /* ... and of other processes: see KsmConfig.group */
+    KSM_SCOPE_GROUP,        /* ... and of other processes: KsmConfig.group */
 } KsmScope;
 
 typedef enum KsmDirtySource {
@@ -227,8 +227,8 @@ typedef struct KsmRegionOps {
     /*
      * The engine mapped the range anew and gave it the attributes (DONTFORK,
      * DONTDUMP, NUMA policy) that the region had when it was added, as far as
-     * /proc tells them: for the owner to apply what it has changed since.  Called
-     * by whichever thread is in the engine.
+     * /proc tells them: for the owner to apply what it has changed since.
+     * Called by whichever thread is in the engine.
      */
     void (*mapped)(void *opaque, void *addr, size_t len);
 } KsmRegionOps;

@@ -578,8 +578,8 @@ static void test_background_snapshot(void)
 }
 
 /*
- * scope=host without a daemon: ksmd would take away the write-protection of what
- * it merges, so it must not have the memory meanwhile.
+ * scope=host without a daemon: ksmd would take away the write-protection of
+ * what it merges, so it must not have the memory meanwhile.
  */
 static void test_background_snapshot_host(void)
 {

@@ -76,7 +76,7 @@ def test_metrics_of_alerts_and_dashboard_exist() -> None:
 
 
 def test_reasons_of_alerts_exist() -> None:
-    schema = (TOP / "qapi/ksm.json").read_text()
+    schema = (TOP / "qapi/ksm-common.json").read_text()
     text = (CONTRIB / "alerts.yml").read_text()
     for reason in re.findall(r'reason="([^"]+)"', text):
         assert f"'{reason}'" in schema

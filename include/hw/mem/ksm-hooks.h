@@ -3,8 +3,7 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * scripts/graft inserts them.  For RAM that libksm does not merge they cost a
- * test of a pointer.
+ * For RAM that libksm does not merge they cost a test of a pointer.
  */
 #ifndef HW_MEM_KSM_HOOKS_H
 #define HW_MEM_KSM_HOOKS_H

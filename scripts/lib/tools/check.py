@@ -476,6 +476,10 @@ def step_deb(step: Step) -> Result:
     return step.pytest("deb", "tests/deb", minutes=90)
 
 
+def step_series(step: Step) -> Result:
+    return step.counted("series", *PROGRAM, "tools.series", minutes=600)
+
+
 def kernels(step: Step, *options: str) -> Result:
     with building:
         build = libksm_build(step, "libksm", "--buildtype=debugoptimized", "--werror")
@@ -531,6 +535,10 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
         step_libvirt_trixie,
         "the same with libvirt 11.3 in the place of 9.0 (only when named)",
     ),
+    "series": (
+        step_series,
+        "scripts/graft --series: applies, builds after each patch (only when named)",
+    ),
     "deb": (
         step_deb,
         "the Debian packages: built, installed, used, upgraded, purged (only when named)",
@@ -538,7 +546,9 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
 }
 #: As long as all others together, or as those before it, and finds little that
 #: the others do not.
-ONLY_WHEN_NAMED = {"aarch64", "deb", "kernels", "libvirt-trixie", "qemu-10.2"}
+ONLY_WHEN_NAMED = {
+    *("aarch64", "deb", "kernels", "libvirt-trixie", "qemu-10.2", "series")
+}
 #: They mostly wait, or have one processor do all: each with its neighbours.
 BESIDE = (
     ("style", "graft", "top"),

@@ -41,9 +41,9 @@ static int run_replace(KsmEngine *e, KsmRegion *r, const PageRun *run)
 }
 
 /*
- * May the kernel have merged pages of the run?  MADV_FREE lets reclaim drop such
- * a page if nobody else maps it: merged with others after that, it is dropped
- * from under them (libksm-free.h).
+ * May the kernel have merged pages of the run?  MADV_FREE lets reclaim drop
+ * such a page if nobody else maps it: merged with others after that, it is
+ * dropped from under them (libksm-free.h).
  */
 static bool run_is_kernels(KsmRegion *r, size_t page)
 {

@@ -20,8 +20,8 @@ typedef struct Ripening {
 } Ripening;
 
 /*
- * The end of the moment it is: all looks are at such times, so that an idle guest
- * wakes up for them five times a second, however many chunks wait.
+ * The end of the moment it is: all looks are at such times, so that an idle
+ * guest wakes up for them five times a second, however many chunks wait.
  */
 static uint64_t look_time(const KsmEngine *e)
 {

@@ -23,8 +23,8 @@ void ripen_again(KsmEngine *e, KsmRegion *r, size_t chunk);
 /* What may be merged of the chunk stands in short runs. */
 bool ripen_is_sparse(const KsmRegion *r, size_t chunk);
 /*
- * Looks at some that have waited.  *@r: the region of one that is ripe, or NULL.
- * False: all were looked at.
+ * Looks at some that have waited.  *@r: the region of one that is ripe, or
+ * NULL.  False: all were looked at.
  */
 bool ripen_take(KsmEngine *e, KsmRegion **r, size_t *chunk);
 /* ns until one is to be looked at; UINT64_MAX: there is none. */

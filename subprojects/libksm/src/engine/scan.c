@@ -21,8 +21,8 @@
 #define IDLE_MAX_NS     UINT64_C(10000000000)
 /*
  * After a pass that did not pay for itself, rest this many times its CPU time,
- * excluding hashing, which is done once: passes over idle memory cost 0.033 % of
- * a core.  A member of a group takes as much between them, for answers.
+ * excluding hashing, which is done once: passes over idle memory cost 0.033 %
+ * of a core.  A member of a group takes as much between them, for answers.
  */
 #define REST_SHARE      3000u
 #define REST_MAX_NS     UINT64_C(30000000000)

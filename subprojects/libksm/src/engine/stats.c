@@ -30,7 +30,8 @@ static const struct {
     [KSM_REASON_COW_BROKEN] = { "cow-broken", "written after the merge" },
     [KSM_REASON_FREED] = { "freed", "the owner freed it" },
     [KSM_REASON_NO_DAEMON] = { "no-daemon",
-        "no daemon serves the group, or it may not be connected to (ksm-poold)" },
+        "no daemon serves the group, or it may not be connected to "
+        "(ksm-poold)" },
     [KSM_REASON_REFUSED_BY_DAEMON] = { "refused-by-daemon",
         "the group's daemon takes no more of this member" },
     [KSM_REASON_GROUP_FULL] = { "group-full", "the group's pool is full" },

@@ -15,7 +15,7 @@
 #define QUIET_PASSES    2u      /* before it is given */
 #define LOUD_PASSES     4u      /* before it is taken away ... */
 #define REST_PASSES     100u    /* ... and then, twice as many each time ... */
-#define REST_DOUBLINGS  6u      /* ... so often, while it is as vain as before */
+#define REST_DOUBLINGS  6u      /* ... so often, while it is vain as before */
 #define VAIN_SCANS      3u      /* begun: of them two were whole ... */
 #define VAIN_PASSES     8u      /* ... and so many of ours */
 #define LOOK_NS         UINT64_C(1000000000)

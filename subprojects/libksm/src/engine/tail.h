@@ -39,8 +39,8 @@ void tail_tell(KsmEngine *e);
 
 /*
  * Takes all of the range away, and its pages are its own again.  Called and
- * left with the lock held, which is given up between chunks.  0 or -ENOMEM: some
- * of it stays, and the call can be repeated.
+ * left with the lock held, which is given up between chunks.  0 or -ENOMEM:
+ * some of it stays, and the call can be repeated.
  */
 int tail_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n);
 

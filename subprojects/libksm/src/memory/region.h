@@ -46,7 +46,7 @@
  * tried again.  What is discarded, or found gone, is a HOLE; where merged pages
  * could not be discarded they are BROKEN.  SWAPPED pages come back as NEW.
  * BARRED ones stay until their owner discards them, or maps something there.
- * What is left to the kernel (engine/tail.h) is KERNEL while that has it merged.
+ * What is left to the kernel (engine/tail.h) is KERNEL while it has it merged.
  */
 typedef enum PageState {
     PAGE_HOLE,          /* not populated; 0: memory never written says so */

@@ -3,11 +3,11 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Its file, read-only, and what this process has of it: the slots it holds (told
- * by messages, docs/interop/ksm-pool.rst), and their users here.  A daemon that
- * begins anew has another file, a new generation; the old one stays as long as
- * pages here map it.  So slots have numbers of this process's own: each
- * generation a range of them.
+ * Its file, read-only, and what this process has of it: the slots it holds
+ * (told by messages, docs/interop/ksm-pool.rst), and their users here.  A
+ * daemon that begins anew has another file, a new generation; the old one stays
+ * as long as pages here map it.  So slots have numbers of this process's own:
+ * each generation a range of them.
  *
  * The danger: a slot that is not held is punched.  Why it is safe: a slot has
  * users only while it is held.  All its holds go back together, when the last
@@ -72,9 +72,9 @@ void foreign_close(KsmForeign *f);
 /* In what follows slots are the generation's own numbers. */
 
 /*
- * We were told a slot, the first of a block or of none: a hold, and a user.  Its
- * tag is @tag if it had no users.  False: that is more than can be counted, and
- * it is not taken.
+ * We were told a slot, the first of a block or of none: a hold, and a user.
+ * Its tag is @tag if it had no users.  False: that is more than can be counted,
+ * and it is not taken.
  */
 bool foreign_told(KsmForeign *f, uint32_t slot, uint32_t tag);
 /* ... that a block has @length slots now; false: that cannot be. */

@@ -6,8 +6,8 @@
  * A file shared with the daemon.  Pages are taken at its head, side by side,
  * and given back in the same order, when the answer has come.
  *
- * The danger: who reads failed memory gets a signal.  Why it is safe: the kernel
- * reads what goes to the ring, and says so; the ring is not mapped.
+ * The danger: who reads failed memory gets a signal.  Why it is safe: the
+ * kernel reads what goes to the ring, and says so; the ring is not mapped.
  */
 #ifndef KSM_RING_H
 #define KSM_RING_H
