@@ -76,7 +76,9 @@ static void connect_below(Rooms *f, KsmDirtySource dirty)
         .content = &f->content,
         .asks = &f->asks,
         .hasher = &f->hasher,
+        .regions = f->regions,
         .vmas = &f->vmas,
+        .cut = &f->cut,
         .costs = &f->costs,
         .memcg = &f->memcg,
         .split_min_pages = 64,
@@ -132,6 +134,7 @@ bool rooms_open(Rooms *f, KsmDirtySource dirty, unsigned max_sharing)
     lock_init(&f->lock);
     g_assert(kinds_open(&f->kinds) == 0);
     directory_init(&f->dir);
+    f->regions = g_ptr_array_new();
     vmas_init(&f->vmas, 25, 0);
     costs_init(&f->costs);
     memcg_init(&f->memcg, "/");
@@ -156,6 +159,7 @@ void rooms_close(Rooms *f)
     memcg_free(&f->memcg);
     vmas_close(&f->vmas);
     directory_free(&f->dir);
+    g_ptr_array_free(f->regions, TRUE);
     kinds_close(&f->kinds);
     lock_destroy(&f->lock);
     prim.close(f->uffd);
@@ -180,6 +184,7 @@ KsmRegion *rooms_add(Rooms *f, Mem *m, const KsmRegionOps *ops)
     g_assert(directory_enter(&f->dir, r) == 0);
     g_assert(f->n_regions < G_N_ELEMENTS(f->region));
     f->region[f->n_regions++] = r;
+    g_ptr_array_add(f->regions, r);
     return r;
 }
 
@@ -193,6 +198,7 @@ void rooms_forget(Rooms *f, KsmRegion *r)
         }
     }
     g_assert(kept + 1 == f->n_regions);
+    g_assert(g_ptr_array_remove(f->regions, r));
     f->n_regions = kept;
     r->leaving = true;
     for (size_t i = region_first(r); i < region_end(r); i++) {

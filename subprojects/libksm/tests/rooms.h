@@ -29,12 +29,14 @@ typedef struct Rooms {
     KsmMemcg memcg;
     KsmDirty dirty;
     KsmVmas vmas;
+    KsmCut cut;
     KsmCosts costs;
     KsmPlan plan;
     KsmStage stage;
     KsmMerge merge;
     KsmRestore restore;
     KsmRegion *region[4];
+    GPtrArray *regions;     /* the same */
     unsigned n_regions;
     uint64_t passes, broken, merged;
 } Rooms;

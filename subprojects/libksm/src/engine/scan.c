@@ -698,6 +698,7 @@ static void pass_start(KsmEngine *e)
     s->hash_time = 0;
     s->again = false;
     s->visited = 0;
+    cut_pass(&e->cut);
     for (guint i = 0; i < e->regions->len; i++) {
         region_start(e, g_ptr_array_index(e->regions, i));
     }

@@ -111,6 +111,7 @@ struct KsmEngine {
     KsmMemcg memcg;
     KsmDirty dirty;
     KsmVmas vmas;
+    KsmCut cut;
     KsmCosts costs;
     KsmPlan plan;
     KsmStage stage;

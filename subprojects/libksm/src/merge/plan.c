@@ -38,13 +38,17 @@ bool plan_ripe(const KsmPlan *p, const KsmRegion *r, size_t chunk)
 /* @paid: the costs are all that is against it, and they may be less by then. */
 static bool refuse(KsmPlan *p, KsmChunk *c, KsmReason reason, bool paid)
 {
+    /* others were to have the mappings first, and have not taken them all */
+    bool more = reason == KSM_REASON_VMA_LIMIT &&
+                cut_has_left(vmas_left(p->vmas), p->vmas->limit);
+
     costs_doubt(p->costs);
     chunk_set_reason(p->region, c, reason);
     c->tried = c->gain;
-    if (!paid) {
+    if (!paid && !more) {
         c->backoff = MIN(c->backoff + 1, 6);
     }
-    c->wait = paid ? 1 : 1u << c->backoff;
+    c->wait = paid || more ? 1 : 1u << c->backoff;
     p->doubtful = paid;
     return false;
 }
@@ -311,43 +315,74 @@ static bool plan_joined(const KsmPlan *p, unsigned i)
     return p->act[i] == ACT_NEW && p->act[i + 1] == ACT_NEW;
 }
 
-/* Shortest run worth a mapping, by how many mappings are left. */
-static unsigned run_shortest(KsmPlan *p)
+/* Pages of the run that begins with page i; 0: none does. */
+static unsigned run_pages(const KsmPlan *p, unsigned i)
 {
-    size_t left = vmas_left(p->vmas);
-    size_t all = p->vmas->limit;
+    unsigned n = 1;
 
-    return left < 64 ? CHUNK_PAGES + 1
-         : left > all / 4 * 3 ? 1
-         : left > all / 2 ? 2
-         : left > all / 4 ? 4
-         : left > all / 10 ? 8 : 16;
+    if (!act_has_slot(p->act[i]) && p->act[i] != ACT_NEW) {
+        return 0;
+    }
+    while (plan_joined(p, i + n - 1)) {
+        n++;
+    }
+    return n;
 }
 
-/* Drops runs that are too short; counts what is left. */
-static void plan_prune(KsmPlan *p)
+/* Pages that want mappings, here and elsewhere, as far as is known. */
+static uint64_t pages_todo(const KsmPlan *p)
 {
-    unsigned shortest = run_shortest(p), n;
+    uint64_t count[PAGE_STATES] = { 0 }, equal, known;
 
-    p->zero = p->map = p->fresh = p->runs = 0;
-    for (unsigned i = 0; i < CHUNK_PAGES; i += n) {
-        n = 1;
-        if (p->act[i] == ACT_ZERO) {
-            p->zero++;
+    for (unsigned i = 0; i < p->regions->len; i++) {
+        const KsmRegion *r = g_ptr_array_index(p->regions, i);
+
+        count[PAGE_NEW] += r->count[PAGE_NEW];
+        count[PAGE_UNIQUE] += r->count[PAGE_UNIQUE];
+        count[PAGE_EQUAL] += r->count[PAGE_EQUAL];
+        count[PAGE_MERGED] += r->count[PAGE_MERGED];
+    }
+    equal = count[PAGE_EQUAL] + count[PAGE_MERGED];
+    known = equal + count[PAGE_UNIQUE];
+    return count[PAGE_EQUAL] + count[PAGE_NEW] * equal / MAX(known, 1);
+}
+
+/* Drops the runs that are to have no mappings. */
+static void plan_cut(KsmPlan *p)
+{
+    unsigned n;
+
+    for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
+        n = run_pages(p, i);
+        if (n) {
+            bool joined = i + n < CHUNK_PAGES && run_pages(p, i + n);
+
+            cut_see(p->cut, n, joined ? 1 : 2);
         }
-        if (!act_has_slot(p->act[i]) && p->act[i] != ACT_NEW) {
-            continue;
-        }
-        while (plan_joined(p, i + n - 1)) {
-            n++;
-        }
-        if (n < shortest) {
+    }
+    cut_decide(p->cut, vmas_left(p->vmas), p->vmas->limit, pages_todo(p));
+    for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
+        n = run_pages(p, i);
+        if (n && !cut_takes(p->cut, n)) {
             for (unsigned k = i; k < i + n; k++) {
                 plan_drop(p, k, ACT_KEEP);
             }
-            continue;
+            p->why = p->why == KSM_REASON_NOT_WORTH ? KSM_REASON_VMA_LIMIT
+                                                    : p->why;
         }
-        p->runs++;
+    }
+}
+
+/* Counts what is to be done. */
+static void plan_count(KsmPlan *p)
+{
+    unsigned n;
+
+    p->zero = p->map = p->fresh = p->runs = 0;
+    for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
+        n = run_pages(p, i);
+        p->zero += p->act[i] == ACT_ZERO;
+        p->runs += n > 0;
         for (unsigned k = i; k < i + n; k++) {
             p->map += p->act[k] == ACT_MAP;
             p->fresh += p->act[k] != ACT_MAP;
@@ -608,16 +643,19 @@ static bool put_off(KsmPlan *p, KsmChunk *c)
 
 /*
  * A chunk is put off once: pages offered again and again do not keep the others
- * from being merged.
+ * from being merged.  @first: nothing of it was cut yet.
  */
-static bool plan_settle(KsmPlan *p, KsmChunk *c)
+static bool plan_settle(KsmPlan *p, KsmChunk *c, bool first)
 {
     unsigned kept;
 
     if (p->offered && c->why_not != KSM_REASON_NOT_SCANNED) {
         return put_off(p, c);
     }
-    plan_prune(p);
+    if (first) {
+        plan_cut(p);
+    }
+    plan_count(p);
     kept = plan_spans(p, p->region, p->chunk);
     if (plan_pays(p, p->costs, kept)) {
         return true;
@@ -626,9 +664,7 @@ static bool plan_settle(KsmPlan *p, KsmChunk *c)
         return put_off(p, c);
     }
     plan_release(p);
-    return refuse(p, c, p->why == KSM_REASON_NOT_WORTH && run_shortest(p) > 1
-                        ? KSM_REASON_VMA_LIMIT : p->why,
-                  plan_pays(p, &costs_guess, kept));
+    return refuse(p, c, p->why, plan_pays(p, &costs_guess, kept));
 }
 
 bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
@@ -645,17 +681,18 @@ bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
     KSM_TSAN_IGNORE_BEGIN();    /* what is copied may be written */
     plan_acts(p, r, chunk);
     KSM_TSAN_IGNORE_END();
-    if (!plan_settle(p, c)) {
+    if (!plan_settle(p, c, true)) {
         return false;
     }
     if (p->fresh) {
         KSM_TSAN_IGNORE_BEGIN();
         plan_promote(p, r);
         KSM_TSAN_IGNORE_END();
-        if (!plan_settle(p, c)) {
+        if (!plan_settle(p, c, false)) {
             return false;
         }
     }
-    chunk_set_reason(r, c, KSM_REASON_NOT_WORTH);
+    chunk_set_reason(r, c, p->why == KSM_REASON_VMA_LIMIT
+                           ? p->why : KSM_REASON_NOT_WORTH);
     return true;
 }

@@ -19,6 +19,7 @@
 
 #include "base/hash.h"
 #include "merge/cost.h"
+#include "merge/cut.h"
 #include "merge/vmas.h"
 #include "share/asks.h"
 #include "share/content.h"
@@ -52,7 +53,9 @@ typedef struct KsmPlan {
     KsmContent *content;
     KsmAsks *asks;
     const KsmHasher *hasher;
+    const GPtrArray *regions;
     KsmVmas *vmas;
+    KsmCut *cut;
     KsmCosts *costs;
     KsmMemcg *memcg;
     unsigned split_min_pages;       /* a huge page must save so many */
