@@ -51,6 +51,13 @@ static void reason_add(MemoryKsmReasonList **list, MemoryKsmReasonKind kind,
         (to)->member = (from).value;            \
     } while (0)
 
+/* The same for a count: the kernel has none below zero. */
+#define COPY_COUNT(to, member, from)                                    \
+    do {                                                                \
+        (to)->has_##member = (from).known && (from).value >= 0;         \
+        (to)->member = (to)->has_##member ? (from).value : 0;           \
+    } while (0)
+
 /* Why the kernel merges nothing on this host.  False if ksmd seems to run. */
 static bool host_reasons(const KsmKernelHost *kernel,
                          MemoryKsmReasonList **list)
@@ -92,6 +99,22 @@ static bool host_reasons(const KsmKernelHost *kernel,
     return true;
 }
 
+/* False: not known. */
+static bool ksmd_state(const KsmKernelValue *run, MemoryKsmKsmdState *state)
+{
+    static const MemoryKsmKsmdState states[] = {
+        MEMORY_KSM_KSMD_STATE_STOPPED,
+        MEMORY_KSM_KSMD_STATE_RUNNING,
+        MEMORY_KSM_KSMD_STATE_UNMERGED,
+    };
+
+    if (!run->known || run->value < 0 || run->value >= ARRAY_SIZE(states)) {
+        return false;
+    }
+    *state = states[run->value];
+    return true;
+}
+
 static MemoryKsmHostStats *host_stats(const KsmKernelHost *kernel)
 {
     MemoryKsmHostStats *host = g_new0(MemoryKsmHostStats, 1);
@@ -104,19 +127,20 @@ static MemoryKsmHostStats *host_stats(const KsmKernelHost *kernel)
         reason_add(&host->reasons, MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
                    "ksmd has found nothing equal on this host yet");
     }
-    COPY_KNOWN(host, run, kernel->run);
-    COPY_KNOWN(host, pages_to_scan, kernel->pages_to_scan);
-    COPY_KNOWN(host, sleep_millisecs, kernel->sleep_millisecs);
-    COPY_KNOWN(host, pages_shared, kernel->pages_shared);
-    COPY_KNOWN(host, pages_sharing, kernel->pages_sharing);
-    COPY_KNOWN(host, pages_unshared, kernel->pages_unshared);
-    COPY_KNOWN(host, pages_volatile, kernel->pages_volatile);
-    COPY_KNOWN(host, pages_skipped, kernel->pages_skipped);
-    COPY_KNOWN(host, pages_scanned, kernel->pages_scanned);
-    COPY_KNOWN(host, full_scans, kernel->full_scans);
-    COPY_KNOWN(host, zero_pages, kernel->zero_pages);
+    host->has_ksmd = ksmd_state(&kernel->run, &host->ksmd);
+    COPY_COUNT(host, run, kernel->run);
+    COPY_COUNT(host, pages_to_scan, kernel->pages_to_scan);
+    COPY_COUNT(host, sleep_millisecs, kernel->sleep_millisecs);
+    COPY_COUNT(host, pages_shared, kernel->pages_shared);
+    COPY_COUNT(host, pages_sharing, kernel->pages_sharing);
+    COPY_COUNT(host, pages_unshared, kernel->pages_unshared);
+    COPY_COUNT(host, pages_volatile, kernel->pages_volatile);
+    COPY_COUNT(host, pages_skipped, kernel->pages_skipped);
+    COPY_COUNT(host, pages_scanned, kernel->pages_scanned);
+    COPY_COUNT(host, full_scans, kernel->full_scans);
+    COPY_COUNT(host, zero_pages, kernel->zero_pages);
     COPY_KNOWN(host, profit, kernel->profit);
-    COPY_KNOWN(host, lazy_reclaimed, kernel->lazy_reclaimed);
+    COPY_COUNT(host, lazy_reclaimed, kernel->lazy_reclaimed);
     return host;
 }
 
@@ -124,9 +148,9 @@ static MemoryKsmProcessStats *process_stats(const KsmKernelProcess *kernel)
 {
     MemoryKsmProcessStats *process = g_new0(MemoryKsmProcessStats, 1);
 
-    COPY_KNOWN(process, rmap_items, kernel->rmap_items);
-    COPY_KNOWN(process, pages_merged, kernel->merging_pages);
-    COPY_KNOWN(process, zero_pages, kernel->zero_pages);
+    COPY_COUNT(process, rmap_items, kernel->rmap_items);
+    COPY_COUNT(process, pages_merged, kernel->merging_pages);
+    COPY_COUNT(process, zero_pages, kernel->zero_pages);
     COPY_KNOWN(process, profit, kernel->profit);
     return process;
 }
