@@ -400,20 +400,46 @@ KsmEngine *ksm_guest_engine(const KsmGuest *guest)
     return guest->runner ? ksm_runner_engine(guest->runner) : NULL;
 }
 
+MemoryKsmReasonList *ksm_guest_reasons(const KsmGuest *guest,
+                                       const KsmGuestInfo *info)
+{
+    MemoryKsmReasonList *list = NULL;
+
+    if (info->inhibited) {
+        ksm_schema_add_reason(&list,
+                              guest->run ? MEMORY_KSM_REASON_KIND_INHIBITED
+                                         : MEMORY_KSM_REASON_KIND_RUN_OFF,
+                              info->inhibited, 0);
+    }
+    if (info->failure) {
+        ksm_schema_add_reason(&list, MEMORY_KSM_REASON_KIND_REFUSED,
+                              info->failure, 0);
+    }
+    if (info->group_gone) {
+        ksm_schema_add_reason(&list, ksm_schema_reason(info->group_why),
+                              info->group_gone, 0);
+    }
+    return list;
+}
+
+/* The monitor limits how often. */
 static void guest_tell(KsmGuest *guest)
 {
     KsmGuestInfo info;
+    MemoryKsmReasonList *reasons;
 
     ksm_guest_info(guest, &info);
-    if (info.state != guest->told) {
-        guest->told = info.state;
-        trace_ksm_state(guest->id, MemoryKsmState_str(info.state),
-                        info.inhibited ?: "");
-        qapi_event_send_memory_ksm_state_change(guest->id, info.state,
-                                                info.failure ?:
-                                                info.inhibited ?:
-                                                info.group_gone);
+    if (info.state == guest->told) {
+        return;
     }
+    guest->told = info.state;
+    trace_ksm_state(guest->id, MemoryKsmState_str(info.state),
+                    info.inhibited ?: "");
+    reasons = ksm_guest_reasons(guest, &info);
+    qapi_event_send_memory_ksm_state_change(guest->id, info.state, reasons,
+                                            reasons ? reasons->value->text
+                                                    : NULL);
+    qapi_free_MemoryKsmReasonList(reasons);
 }
 
 static void guest_resume(KsmGuest *guest)
@@ -491,7 +517,7 @@ static void guests_share_vmas(void)
     }
 }
 
-/* Once a second: soon enough to resume, and not too many events. */
+/* Once a second: soon enough to resume. */
 static void guests_tick(void *opaque)
 {
     bool again = guests_look();

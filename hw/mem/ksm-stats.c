@@ -20,28 +20,10 @@
 #include "qemu/coroutine.h"
 #include "qemu/main-loop.h"
 
-static void reason_add_pages(MemoryKsmReasonList **list,
-                             MemoryKsmReasonKind kind, const char *text,
-                             uint64_t pages)
-{
-    MemoryKsmReason *reason = g_new0(MemoryKsmReason, 1);
-
-    reason->kind = kind;
-    reason->text = g_strdup(text);
-    reason->has_pages = pages != 0;
-    reason->pages = pages;
-    /* few of them: walking is cheap */
-    while (*list) {
-        list = &(*list)->next;
-    }
-    *list = g_new0(MemoryKsmReasonList, 1);
-    (*list)->value = reason;
-}
-
 static void reason_add(MemoryKsmReasonList **list, MemoryKsmReasonKind kind,
                        const char *text)
 {
-    reason_add_pages(list, kind, text, 0);
+    ksm_schema_add_reason(list, kind, text, 0);
 }
 
 /* Copies a value that is known into an optional member of the schema. */
@@ -254,8 +236,8 @@ static void engine_backend_reasons(const KsmGuestInfo *info,
                                            i == KSM_REASON_INHIBITED))) {
             continue;
         }
-        reason_add_pages(&stats->reasons, ksm_schema_reason(i),
-                         ksm_reason_text(i), pages);
+        ksm_schema_add_reason(&stats->reasons, ksm_schema_reason(i),
+                              ksm_reason_text(i), pages);
     }
 }
 
@@ -371,21 +353,7 @@ static void engine_backend_stats(KsmGuest *guest, const KsmGuestRam *ram,
 
     ksm_guest_info(guest, &info);
     stats->state = info.state;
-    if (!ram->run) {
-        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_RUN_OFF,
-                   info.inhibited);
-    } else if (info.inhibited) {
-        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_INHIBITED,
-                   info.inhibited);
-    }
-    if (info.failure) {
-        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_REFUSED,
-                   info.failure);
-    }
-    if (info.group_gone) {
-        reason_add(&stats->reasons, ksm_schema_reason(info.group_why),
-                   info.group_gone);
-    }
+    stats->reasons = ksm_guest_reasons(guest, &info);
     engine_backend_reasons(&info, stats);
     if (info.has_stats) {
         engine_backend_counts(&info, stats);

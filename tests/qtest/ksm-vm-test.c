@@ -11,6 +11,7 @@
 #include "qemu/osdep.h"
 #include "qapi/error.h"
 #include "qemu/bswap.h"
+#include "qemu/timer.h"
 #include "qobject/qdict.h"
 #include "qobject/qjson.h"
 #include "qobject/qlist.h"
@@ -772,21 +773,115 @@ static void test_group_fd(void)
     close(pair[0]);
 }
 
+/*
+ * Events are limited by the virtual clock, which stands still under qtest: what
+ * is held back comes with this.
+ */
+static void events_release(QTestState *qts)
+{
+    qtest_clock_step(qts, NANOSECONDS_PER_SECOND);
+    /* what was sent before the answer is queued now */
+    qtest_qmp_assert_success(qts, "{'execute': 'query-status'}");
+}
+
+/* The next of those that have come, for the caller to unref; or NULL. */
+static QDict *event_next(QTestState *qts)
+{
+    return qtest_qmp_event_ref(qts, "MEMORY_KSM_STATE_CHANGE");
+}
+
+static void events_drop(QTestState *qts)
+{
+    QDict *event;
+
+    /* one that is held back, and the end of the second after it */
+    for (int i = 0; i < 3; i++) {
+        events_release(qts);
+    }
+    while ((event = event_next(qts))) {
+        qobject_unref(event);
+    }
+}
+
 static void test_event(void)
 {
     QTestState *qts;
-    QDict *event, *info;
+    QDict *event, *info, *reason;
+    QList *reasons;
 
     if (!can_run()) {
         return;
     }
     qts = qtest_init(RAM);
     ksm_qom_set(qts, "ram0", "run", "false");
+    events_release(qts);
     for (bool off = false; !off;) {
         event = qtest_qmp_eventwait_ref(qts, "MEMORY_KSM_STATE_CHANGE");
         info = qdict_get_qdict(event, "data");
         g_assert_cmpstr(qdict_get_str(info, "id"), ==, "ram0");
         off = g_str_equal(qdict_get_str(info, "state"), "off");
+        reasons = qdict_get_qlist(info, "reasons");
+        g_assert_nonnull(reasons);
+        if (off) {
+            g_assert_cmpuint(qlist_size(reasons), ==, 1);
+            reason = qobject_to(QDict, qlist_peek(reasons));
+            g_assert_cmpstr(qdict_get_str(reason, "kind"), ==, "run-off");
+            /* deprecated */
+            g_assert_cmpstr(qdict_get_str(info, "reason"), ==,
+                            qdict_get_str(reason, "text"));
+        }
+        qobject_unref(event);
+    }
+    qtest_quit(qts);
+
+    qts = qtest_init(RAM " -compat deprecated-output=hide");
+    ksm_qom_set(qts, "ram0", "run", "false");
+    events_release(qts);
+    event = qtest_qmp_eventwait_ref(qts, "MEMORY_KSM_STATE_CHANGE");
+    g_assert_false(qdict_haskey(qdict_get_qdict(event, "data"), "reason"));
+    qobject_unref(event);
+    qtest_quit(qts);
+}
+
+/* However often somebody switches merging on and off. */
+static void test_event_limit(void)
+{
+    static const char *const ids[] = { "ram0", "other" };
+    QTestState *qts;
+    QDict *event;
+
+    if (!can_run()) {
+        return;
+    }
+    /* its state does not change by itself */
+    qts = qtest_init(RAM " -object memory-backend-ksm,id=other,size=4M,"
+                     "scope=vm,run=off");
+    events_drop(qts);
+    for (int i = 0; i < 20; i++) {
+        ksm_qom_set(qts, "ram0", "run", i % 2 ? "false" : "true");
+    }
+    event = event_next(qts);
+    qobject_unref(event);
+    g_assert_null(event_next(qts));
+    /* then the last of them */
+    events_release(qts);
+    event = event_next(qts);
+    g_assert_nonnull(event);
+    g_assert_cmpstr(qdict_get_str(qdict_get_qdict(event, "data"), "state"), ==,
+                    "off");
+    qobject_unref(event);
+    g_assert_null(event_next(qts));
+
+    /* one does not keep another's back */
+    events_drop(qts);
+    for (int i = 0; i < ARRAY_SIZE(ids); i++) {
+        ksm_qom_set(qts, ids[i], "run", "true");
+    }
+    for (int i = 0; i < ARRAY_SIZE(ids); i++) {
+        event = event_next(qts);
+        g_assert_nonnull(event);
+        g_assert_cmpstr(qdict_get_str(qdict_get_qdict(event, "data"), "id"),
+                        ==, ids[i]);
         qobject_unref(event);
     }
     qtest_quit(qts);
@@ -844,6 +939,7 @@ int main(int argc, char **argv)
                    test_background_snapshot_host);
     qtest_add_func("ksm-vm/snapshot", test_snapshot);
     qtest_add_func("ksm-vm/event", test_event);
+    qtest_add_func("ksm-vm/event-limit", test_event_limit);
     if (ksm_on_arm()) {
         qtest_add_func("ksm-vm/target-pages", test_target_pages);
     }
