@@ -117,7 +117,8 @@ void ksm_schema_add_reason(MemoryKsmReasonList **list,
 
     reason->kind = kind;
     reason->text = g_strdup(text);
-    reason->has_pages = pages != 0;
+    reason->has_bytes = reason->has_pages = pages != 0;
+    reason->bytes = pages * KSM_PAGE_SIZE;
     reason->pages = pages;
     /* few of them: walking is cheap */
     while (*list) {

@@ -81,6 +81,14 @@ static bool host_reasons(const KsmKernelHost *kernel,
     return true;
 }
 
+/* A count of the kernel's pages, and as bytes. */
+#define COPY_COUNT_BYTES(to, member, bytes, from)                       \
+    do {                                                                \
+        COPY_COUNT(to, member, from);                                   \
+        (to)->has_##bytes = (to)->has_##member;                         \
+        (to)->bytes = (to)->member * qemu_real_host_page_size();        \
+    } while (0)
+
 /* False: not known. */
 static bool ksmd_state(const KsmKernelValue *run, MemoryKsmKsmdState *state)
 {
@@ -113,16 +121,19 @@ static MemoryKsmHostStats *host_stats(const KsmKernelHost *kernel)
     COPY_COUNT(host, run, kernel->run);
     COPY_COUNT(host, pages_to_scan, kernel->pages_to_scan);
     COPY_COUNT(host, sleep_millisecs, kernel->sleep_millisecs);
-    COPY_COUNT(host, pages_shared, kernel->pages_shared);
-    COPY_COUNT(host, pages_sharing, kernel->pages_sharing);
-    COPY_COUNT(host, pages_unshared, kernel->pages_unshared);
-    COPY_COUNT(host, pages_volatile, kernel->pages_volatile);
+    COPY_COUNT_BYTES(host, pages_shared, shared_bytes, kernel->pages_shared);
+    COPY_COUNT_BYTES(host, pages_sharing, saved_bytes, kernel->pages_sharing);
+    COPY_COUNT_BYTES(host, pages_unshared, unshared_bytes,
+                     kernel->pages_unshared);
+    COPY_COUNT_BYTES(host, pages_volatile, volatile_bytes,
+                     kernel->pages_volatile);
     COPY_COUNT(host, pages_skipped, kernel->pages_skipped);
     COPY_COUNT(host, pages_scanned, kernel->pages_scanned);
     COPY_COUNT(host, full_scans, kernel->full_scans);
-    COPY_COUNT(host, zero_pages, kernel->zero_pages);
+    COPY_COUNT_BYTES(host, zero_pages, zero_bytes, kernel->zero_pages);
     COPY_KNOWN(host, profit, kernel->profit);
-    COPY_COUNT(host, lazy_reclaimed, kernel->lazy_reclaimed);
+    COPY_COUNT_BYTES(host, lazy_reclaimed, lazy_reclaimed_bytes,
+                     kernel->lazy_reclaimed);
     return host;
 }
 
@@ -131,8 +142,9 @@ static MemoryKsmProcessStats *process_stats(const KsmKernelProcess *kernel)
     MemoryKsmProcessStats *process = g_new0(MemoryKsmProcessStats, 1);
 
     COPY_COUNT(process, rmap_items, kernel->rmap_items);
-    COPY_COUNT(process, pages_merged, kernel->merging_pages);
-    COPY_COUNT(process, zero_pages, kernel->zero_pages);
+    COPY_COUNT_BYTES(process, pages_merged, merged_bytes,
+                     kernel->merging_pages);
+    COPY_COUNT_BYTES(process, zero_pages, zero_bytes, kernel->zero_pages);
     COPY_KNOWN(process, profit, kernel->profit);
     return process;
 }
@@ -219,6 +231,8 @@ static void kernel_backend_stats(const KsmGuestRam *ram,
 {
     stats->has_mergeable = range->known;
     stats->mergeable = range->mergeable;
+    stats->has_merged_bytes = range->merged.known;
+    stats->merged_bytes = range->merged.value;
     stats->has_pages_merged = range->merged.known;
     stats->pages_merged = range->merged.value / qemu_real_host_page_size();
     kernel_backend_reasons(ram, input, range, stats);
@@ -259,6 +273,14 @@ static MemoryKsmStall *engine_stall(const KsmStats *engine)
         (to)->member = (from)->member;          \
     } while (0)
 
+/* A count of libksm's pages, and as bytes. */
+#define COPY_BYTES(to, from, member, bytes)                     \
+    do {                                                        \
+        COPY(to, from, member);                                 \
+        (to)->has_##bytes = true;                               \
+        (to)->bytes = (from)->member * KSM_PAGE_SIZE;           \
+    } while (0)
+
 /*
  * The engine's totals are divided among its backends: pages of the pool by use,
  * memory by size.
@@ -277,6 +299,11 @@ static void engine_backend_saved(const KsmGuestInfo *info,
                                   stats->pages_merged / users + 0.5 : 0;
     stats->has_pages_sharing = true;
     stats->pages_sharing = stats->pages_merged - stats->pages_shared;
+    stats->has_merged_bytes = stats->has_shared_bytes = true;
+    stats->has_saved_bytes = true;
+    stats->merged_bytes = stats->pages_merged * KSM_PAGE_SIZE;
+    stats->shared_bytes = stats->pages_shared * KSM_PAGE_SIZE;
+    stats->saved_bytes = stats->pages_sharing * KSM_PAGE_SIZE;
     stats->has_metadata = true;
     stats->metadata = (double)engine->metadata * region->pages_total /
                       engine->pages_total;
@@ -305,12 +332,17 @@ static MemoryKsmGroupStats *engine_group(const KsmGuestInfo *info,
         group->has_members = group->has_held = group->has_share = true;
         group->has_pool_bytes = group->has_pool_limit = true;
         group->has_saved = true;
+        group->has_held_bytes = group->has_share_bytes = true;
+        group->has_saved_bytes = true;
         group->members = told->members;
         group->pool_bytes = told->pool_bytes;
         group->pool_limit = told->pool_limit;
         group->held = told->held;
         group->share = told->share;
         group->saved = told->held - MIN(told->share, told->held);
+        group->held_bytes = group->held * KSM_PAGE_SIZE;
+        group->share_bytes = group->share * KSM_PAGE_SIZE;
+        group->saved_bytes = group->saved * KSM_PAGE_SIZE;
     }
     return group;
 }
@@ -322,18 +354,18 @@ static void engine_backend_counts(const KsmGuestInfo *info,
     const KsmStats *engine = &info->engine;
 
     engine_backend_saved(info, stats);
-    COPY(stats, region, pages_unshared);
-    COPY(stats, region, pages_volatile);
-    COPY(stats, region, zero_pages);
+    COPY_BYTES(stats, region, pages_unshared, unshared_bytes);
+    COPY_BYTES(stats, region, pages_volatile, volatile_bytes);
+    COPY_BYTES(stats, region, zero_pages, zero_bytes);
     COPY(stats, region, merged_runs);
-    COPY(stats, region, kernel_pages);
+    COPY_BYTES(stats, region, kernel_pages, kernel_merged_bytes);
     /* of the engine as a whole */
     COPY(stats, engine, kernel_left);
     COPY(stats, region, verify_failed);
     COPY(stats, region, pinned);
     COPY(stats, region, busy);
     COPY(stats, region, cow_broken);
-    COPY(stats, region, free_hinted);
+    COPY_BYTES(stats, region, free_hinted, free_hinted_bytes);
     /* of the engine as a whole */
     COPY(stats, engine, pages_scanned);
     COPY(stats, engine, pages_skipped);
@@ -372,6 +404,9 @@ static void freed_backend_stats(const KsmGuest *guest,
     if (ksm_balloon_discarded(guest, &discarded)) {
         stats->has_free_hinted = stats->has_free_eager = true;
         stats->free_hinted = stats->free_eager = discarded;
+        stats->has_free_hinted_bytes = stats->has_free_eager_bytes = true;
+        stats->free_hinted_bytes = discarded * qemu_real_host_page_size();
+        stats->free_eager_bytes = stats->free_hinted_bytes;
     }
     if (inert) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_BALLOON_INERT,

@@ -503,6 +503,8 @@ static void test_deprecated(void)
     host = ksm_stats_host(stats);
     g_assert_cmpstr(qdict_get_str(host, "ksmd"), ==, "running");
     g_assert_false(qdict_haskey(host, "run"));
+    g_assert_true(qdict_haskey(host, "saved-bytes"));
+    g_assert_false(qdict_haskey(host, "pages-sharing"));
     qobject_unref(stats);
     qtest_quit(qts);
     sysfs_free(dir);

@@ -41,8 +41,9 @@ static void test_merge(void)
     qts = qtest_init(RAM);
     copies_put(qts, data);
     copies_wait(qts);
-    g_assert_cmpuint(stat_get(qts, "ram0", "pages-sharing"), ==, COPY / PAGE);
-    g_assert_cmpuint(stat_get(qts, "ram0", "pages-shared"), ==, COPY / PAGE);
+    g_assert_cmpuint(stat_get(qts, "ram0", "merged-bytes"), ==, 2 * COPY);
+    g_assert_cmpuint(stat_get(qts, "ram0", "saved-bytes"), ==, COPY);
+    g_assert_cmpuint(stat_get(qts, "ram0", "shared-bytes"), ==, COPY);
     g_assert_cmpuint(stat_get(qts, "ram0", "merged-runs"), >, 0);
     copies_assert(qts, data);
     no_sketch(qts);
@@ -76,7 +77,7 @@ static void test_zero(void)
                      "id=ram0,size=64M");
     copies_put(qts, data);
     qtest_bufwrite(qts, SECOND + 16 * MIB, zeroes, COPY);
-    stat_wait(qts, "ram0", "zero-pages", COPY / PAGE);
+    stat_wait(qts, "ram0", "zero-bytes", COPY);
     passes_wait(qts, "ram0", 3);
     g_assert_cmpuint(stat_get(qts, "ram0", "pages-merged"), ==, 0);
     copies_assert(qts, data);
@@ -806,7 +807,7 @@ static void events_drop(QTestState *qts)
 static void test_event(void)
 {
     QTestState *qts;
-    QDict *event, *info, *reason;
+    QDict *event, *info, *reason, *stats;
     QList *reasons;
 
     if (!can_run()) {
@@ -840,6 +841,11 @@ static void test_event(void)
     event = qtest_qmp_eventwait_ref(qts, "MEMORY_KSM_STATE_CHANGE");
     g_assert_false(qdict_haskey(qdict_get_qdict(event, "data"), "reason"));
     qobject_unref(event);
+    stats = ksm_stats(qts);
+    info = ksm_stats_backend(stats, "ram0");
+    g_assert_true(qdict_haskey(info, "size"));
+    g_assert_false(qdict_haskey(info, "pages-merged"));
+    qobject_unref(stats);
     qtest_quit(qts);
 }
 
