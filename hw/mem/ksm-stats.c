@@ -469,21 +469,32 @@ MemoryKsmStats *coroutine_fn qmp_query_ksm_stats(Error **errp)
     return ksm_stats_query();
 }
 
-void qmp_ksm_unmerge(const char *id, bool has_offset, uint64_t offset,
-                     bool has_size, uint64_t size, Error **errp)
+MemoryKsmUnmerged *qmp_ksm_unmerge(const char *id, bool has_offset,
+                                   uint64_t offset, bool has_size,
+                                   uint64_t size, bool has_max_time,
+                                   uint32_t max_time, Error **errp)
 {
     KsmGuest *guest = ksm_guest_find(id);
+    MemoryKsmUnmerged *unmerged;
+    uint64_t done;
     size_t all;
 
     if (!guest) {
         error_setg(errp, "there is no memory-backend-ksm with the id '%s'",
                    id);
-        return;
+        return NULL;
     }
     all = ksm_guest_ram(guest).size;
     offset = has_offset ? offset : 0;
     if (!has_size) {
         size = all - MIN(offset, all);
     }
-    ksm_guest_unmerge(guest, offset, size, errp);
+    if (!ksm_guest_unmerge(guest, offset, size, has_max_time ? max_time : -1,
+                           &done, errp)) {
+        return NULL;
+    }
+    unmerged = g_new0(MemoryKsmUnmerged, 1);
+    unmerged->offset = offset + done;
+    unmerged->complete = done == size;
+    return unmerged;
 }

@@ -225,6 +225,71 @@ static void test_unmerge(void)
     qtest_quit(qts);
 }
 
+/* One call with a limit; returns where the next one has to begin. */
+static uint64_t unmerge_some(QTestState *qts, uint64_t offset, int max_time,
+                             bool *complete)
+{
+    QDict *answer = qtest_qmp_assert_success_ref(
+        qts, "{'execute': 'ksm-unmerge', 'arguments': {'id': 'ram0', "
+        "'offset': %" PRIu64 ", 'max-time': %d}}", offset, max_time);
+    uint64_t next = qdict_get_int(answer, "offset");
+
+    *complete = qdict_get_bool(answer, "complete");
+    qobject_unref(answer);
+    return next;
+}
+
+/* The caller gets its turn after each piece, and all is unmerged in the end. */
+static void test_unmerge_some(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    uint64_t offset = 0, next;
+    bool complete = false;
+    unsigned calls = 0;
+    QTestState *qts;
+    char *text;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM);
+    copies_put(qts, data);
+    copies_wait(qts);
+    text = unmerge(qts, "{'id': 'ram0', 'max-time': 1000}");
+    g_assert_nonnull(strstr(text, "'run'"));
+    g_free(text);
+    ksm_qom_set(qts, "ram0", "run", "false");
+    text = unmerge(qts, "{'id': 'ram0', 'max-time': -1}");
+    g_assert_nonnull(strstr(text, "max-time"));
+    g_free(text);
+    /* where pieces begin does not depend on where it began */
+    next = unmerge_some(qts, 12 * MIB + PAGE, 0, &complete);
+    g_assert_cmpuint(next, ==, 16 * MIB);
+    g_assert_false(complete);
+    g_assert_cmpuint(stat_get(qts, "ram0", "merged-bytes"), ==, 2 * COPY);
+    while (!complete) {
+        next = unmerge_some(qts, offset, 0, &complete);
+        g_assert_cmpuint(next, ==, offset + 4 * MIB);
+        g_assert_true(complete == (next == 64 * MIB));
+        if (next == 20 * MIB) {
+            g_assert_cmpuint(stat_get(qts, "ram0", "merged-bytes"), ==, COPY);
+        }
+        offset = next;
+        calls++;
+    }
+    g_assert_cmpuint(calls, ==, 16);
+    g_assert_cmpuint(stat_get(qts, "ram0", "merged-bytes"), ==, 0);
+    copies_assert(qts, data);
+    /* with time enough, at once */
+    g_assert_cmpuint(unmerge_some(qts, 0, 1000 * 1000, &complete), ==,
+                     64 * MIB);
+    g_assert_true(complete);
+    ksm_qom_set(qts, "ram0", "run", "true");
+    copies_wait(qts);
+    copies_assert(qts, data);
+    qtest_quit(qts);
+}
+
 /* --- unplugging --- */
 
 #define DIMM_ADDR (4096ull * MIB)
@@ -924,6 +989,7 @@ int main(int argc, char **argv)
     qtest_add_func("ksm-vm/iothread", test_iothread);
     qtest_add_func("ksm-vm/run-off", test_run_off);
     qtest_add_func("ksm-vm/unmerge", test_unmerge);
+    qtest_add_func("ksm-vm/unmerge-some", test_unmerge_some);
     /* arm64 needs UEFI for that */
     if (!ksm_on_arm()) {
         qtest_add_func("ksm-vm/dimm", test_dimm);
