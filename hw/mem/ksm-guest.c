@@ -46,7 +46,7 @@
 #define TICK_MS 1000
 
 /* Unmerged at a time: others wait some milliseconds for the lock of the RAM. */
-#define ROOM_PIECE ((size_t)4 * MiB)
+#define PIECE ((size_t)4 * MiB)
 
 struct KsmGuest {
     struct rcu_head rcu;
@@ -400,20 +400,46 @@ KsmEngine *ksm_guest_engine(const KsmGuest *guest)
     return guest->runner ? ksm_runner_engine(guest->runner) : NULL;
 }
 
+MemoryKsmReasonList *ksm_guest_reasons(const KsmGuest *guest,
+                                       const KsmGuestInfo *info)
+{
+    MemoryKsmReasonList *list = NULL;
+
+    if (info->inhibited) {
+        ksm_schema_add_reason(&list,
+                              guest->run ? MEMORY_KSM_REASON_KIND_INHIBITED
+                                         : MEMORY_KSM_REASON_KIND_RUN_OFF,
+                              info->inhibited, 0);
+    }
+    if (info->failure) {
+        ksm_schema_add_reason(&list, MEMORY_KSM_REASON_KIND_REFUSED,
+                              info->failure, 0);
+    }
+    if (info->group_gone) {
+        ksm_schema_add_reason(&list, ksm_schema_reason(info->group_why),
+                              info->group_gone, 0);
+    }
+    return list;
+}
+
+/* The monitor limits how often. */
 static void guest_tell(KsmGuest *guest)
 {
     KsmGuestInfo info;
+    MemoryKsmReasonList *reasons;
 
     ksm_guest_info(guest, &info);
-    if (info.state != guest->told) {
-        guest->told = info.state;
-        trace_ksm_state(guest->id, MemoryKsmState_str(info.state),
-                        info.inhibited ?: "");
-        qapi_event_send_memory_ksm_state_change(guest->id, info.state,
-                                                info.failure ?:
-                                                info.inhibited ?:
-                                                info.group_gone);
+    if (info.state == guest->told) {
+        return;
     }
+    guest->told = info.state;
+    trace_ksm_state(guest->id, MemoryKsmState_str(info.state),
+                    info.inhibited ?: "");
+    reasons = ksm_guest_reasons(guest, &info);
+    qapi_event_send_memory_ksm_state_change(guest->id, info.state, reasons,
+                                            reasons ? reasons->value->text
+                                                    : NULL);
+    qapi_free_MemoryKsmReasonList(reasons);
 }
 
 static void guest_resume(KsmGuest *guest)
@@ -491,7 +517,7 @@ static void guests_share_vmas(void)
     }
 }
 
-/* Once a second: soon enough to resume, and not too many events. */
+/* Once a second: soon enough to resume. */
 static void guests_tick(void *opaque)
 {
     bool again = guests_look();
@@ -573,7 +599,7 @@ static void guest_made_room(KsmGuest *guest, int ret)
  */
 static void guest_make_some_room(KsmGuest *guest)
 {
-    size_t size = MIN(ROOM_PIECE, guest->size - guest->room);
+    size_t size = MIN(PIECE, guest->size - guest->room);
     int ret;
 
     if (!ksm_guest_is_ours(guest)) {
@@ -655,11 +681,9 @@ static void ours_init(void)
     }
 }
 
-bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
-                       Error **errp)
+static bool guest_may_unmerge(const KsmGuest *guest, uint64_t offset,
+                              uint64_t size, Error **errp)
 {
-    int ret;
-
     if ((offset | size) % KSM_PAGE_SIZE) {
         error_setg(errp, "offset and size must be multiples of %u",
                    KSM_PAGE_SIZE);
@@ -686,15 +710,55 @@ bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
                    "mapped");
         return false;
     }
-    if (!guest->region) {
-        return true;
+    return true;
+}
+
+/* Piece by piece, until the time is over. */
+static bool guest_unmerge_some(KsmGuest *guest, uint64_t offset, uint64_t size,
+                               int64_t max_ms, uint64_t *done, Error **errp)
+{
+    int64_t end = get_clock() + max_ms * SCALE_MS;
+
+    while (*done < size) {
+        uint64_t at = offset + *done;
+        uint64_t piece = MIN(PIECE - at % PIECE, size - *done);
+        int ret = ksm_unmerge(guest->region, at, piece);
+
+        trace_ksm_unmerge(guest->id, at, piece, ret);
+        if (ret < 0) {
+            error_setg_errno(errp, -ret, "not all of the %" PRIu64 " bytes at "
+                             "offset %" PRIu64 " could be unmerged", piece, at);
+            return false;
+        }
+        *done += piece;
+        if (get_clock() >= end) {
+            break;
+        }
     }
-    ret = ksm_unmerge(guest->region, offset, size);
-    trace_ksm_unmerge(guest->id, offset, size, ret);
-    if (ret < 0) {
-        error_setg_errno(errp, -ret, "not all could be unmerged");
+    return true;
+}
+
+bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
+                       int64_t max_ms, uint64_t *done, Error **errp)
+{
+    int ret;
+
+    *done = 0;
+    if (!guest_may_unmerge(guest, offset, size, errp)) {
         return false;
     }
+    if (guest->region && max_ms >= 0) {
+        return guest_unmerge_some(guest, offset, size, max_ms, done, errp);
+    }
+    if (guest->region) {
+        ret = ksm_unmerge(guest->region, offset, size);
+        trace_ksm_unmerge(guest->id, offset, size, ret);
+        if (ret < 0) {
+            error_setg_errno(errp, -ret, "not all could be unmerged");
+            return false;
+        }
+    }
+    *done = size;
     return true;
 }
 

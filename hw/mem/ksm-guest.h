@@ -51,6 +51,10 @@ typedef struct KsmGuestInfo {
 
 void ksm_guest_info(KsmGuest *guest, KsmGuestInfo *info);
 
+/* Why none of it is merged; the caller frees the list.  NULL: it is merged. */
+MemoryKsmReasonList *ksm_guest_reasons(const KsmGuest *guest,
+                                       const KsmGuestInfo *info);
+
 /* Who merges it, as long as there is a reference to it; NULL: the kernel. */
 KsmEngine *ksm_guest_engine(const KsmGuest *guest);
 

@@ -26,11 +26,12 @@ static void print_size(Monitor *mon, const char *label, int64_t bytes)
     monitor_printf(mon, LABEL "%s%s\n", label, bytes < 0 ? "-" : "", text);
 }
 
-static void print_pages(Monitor *mon, const char *label, uint64_t pages)
+static void print_pages(Monitor *mon, const char *label, uint64_t bytes)
 {
-    g_autofree char *text = size_to_str(pages * qemu_real_host_page_size());
+    g_autofree char *text = size_to_str(bytes);
 
-    monitor_printf(mon, LABEL "%s (%" PRIu64 " pages)\n", label, text, pages);
+    monitor_printf(mon, LABEL "%s (%" PRIu64 " pages)\n", label, text,
+                   bytes / qemu_real_host_page_size());
 }
 
 static void print_time(Monitor *mon, const char *label, uint64_t ns)
@@ -56,9 +57,10 @@ static void print_state(Monitor *mon, MemoryKsmState state,
 {
     monitor_printf(mon, LABEL "%s\n", "state", MemoryKsmState_str(state));
     for (; reasons; reasons = reasons->next) {
-        if (reasons->value->has_pages) {
+        if (reasons->value->has_bytes) {
             monitor_printf(mon, LABEL "%s (%" PRIu64 " pages)\n", "reason",
-                           reasons->value->text, reasons->value->pages);
+                           reasons->value->text,
+                           reasons->value->bytes / qemu_real_host_page_size());
         } else {
             monitor_printf(mon, LABEL "%s\n", "reason", reasons->value->text);
         }
@@ -69,13 +71,13 @@ static void print_host(Monitor *mon, MemoryKsmHostStats *host)
 {
     monitor_printf(mon, "host (the kernel's KSM):\n");
     print_state(mon, host->state, host->reasons);
-    PRINT(pages, mon, "shared", host, pages_shared);
-    PRINT(pages, mon, "saved", host, pages_sharing);
-    PRINT(pages, mon, "unshared", host, pages_unshared);
-    PRINT(pages, mon, "volatile", host, pages_volatile);
-    PRINT(pages, mon, "zero", host, zero_pages);
+    PRINT(pages, mon, "shared", host, shared_bytes);
+    PRINT(pages, mon, "saved", host, saved_bytes);
+    PRINT(pages, mon, "unshared", host, unshared_bytes);
+    PRINT(pages, mon, "volatile", host, volatile_bytes);
+    PRINT(pages, mon, "zero", host, zero_bytes);
     PRINT(size, mon, "profit", host, profit);
-    PRINT(pages, mon, "lazily freed", host, lazy_reclaimed);
+    PRINT(pages, mon, "lazily freed", host, lazy_reclaimed_bytes);
     PRINT(count, mon, "full scans", host, full_scans);
     PRINT(count, mon, "pages scanned", host, pages_scanned);
     PRINT(count, mon, "pages skipped", host, pages_skipped);
@@ -87,20 +89,21 @@ static void print_process(Monitor *mon, MemoryKsmProcessStats *process)
         return;
     }
     monitor_printf(mon, "this process (the kernel's KSM):\n");
-    PRINT(pages, mon, "merged", process, pages_merged);
-    PRINT(pages, mon, "zero", process, zero_pages);
-    PRINT(pages, mon, "tracked", process, rmap_items);
+    PRINT(pages, mon, "merged", process, merged_bytes);
+    PRINT(pages, mon, "zero", process, zero_bytes);
+    print_pages(mon, "tracked",
+                process->rmap_items * qemu_real_host_page_size());
     PRINT(size, mon, "profit", process, profit);
 }
 
 static void print_engine(Monitor *mon, MemoryKsmBackendStats *b)
 {
-    PRINT(pages, mon, "shared", b, pages_shared);
-    PRINT(pages, mon, "saved", b, pages_sharing);
-    PRINT(pages, mon, "unshared", b, pages_unshared);
-    PRINT(pages, mon, "volatile", b, pages_volatile);
-    PRINT(pages, mon, "zero", b, zero_pages);
-    PRINT(pages, mon, "merged by ksmd", b, kernel_pages);
+    PRINT(pages, mon, "shared", b, shared_bytes);
+    PRINT(pages, mon, "saved", b, saved_bytes);
+    PRINT(pages, mon, "unshared", b, unshared_bytes);
+    PRINT(pages, mon, "volatile", b, volatile_bytes);
+    PRINT(pages, mon, "zero", b, zero_bytes);
+    PRINT(pages, mon, "merged by ksmd", b, kernel_merged_bytes);
     PRINT(size, mon, "given to ksmd", b, kernel_left);
     PRINT(count, mon, "full scans", b, full_scans);
     PRINT(count, mon, "pages scanned", b, pages_scanned);
@@ -132,8 +135,8 @@ static void print_group(Monitor *mon, MemoryKsmGroupStats *group)
     PRINT(count, mon, "group members", group, members);
     PRINT(size, mon, "group's pool", group, pool_bytes);
     PRINT(size, mon, "group's limit", group, pool_limit);
-    PRINT(pages, mon, "pool pages used", group, held);
-    PRINT(pages, mon, "saved with others", group, saved);
+    PRINT(pages, mon, "pool pages used", group, held_bytes);
+    PRINT(pages, mon, "saved with others", group, saved_bytes);
 }
 
 static void print_backend(Monitor *mon, MemoryKsmBackendStats *b)
@@ -144,10 +147,10 @@ static void print_backend(Monitor *mon, MemoryKsmBackendStats *b)
     print_size(mon, "size", b->size);
     PRINT(size, mon, "resident", b, resident);
     PRINT(size, mon, "used", b, used);
-    PRINT(pages, mon, "merged", b, pages_merged);
+    PRINT(pages, mon, "merged", b, merged_bytes);
     PRINT(size, mon, "lazily free", b, lazy_free);
-    PRINT(pages, mon, "freed by guest", b, free_hinted);
-    PRINT(pages, mon, "freed at once", b, free_eager);
+    PRINT(pages, mon, "freed by guest", b, free_hinted_bytes);
+    PRINT(pages, mon, "freed at once", b, free_eager_bytes);
     print_engine(mon, b);
     if (b->group) {
         print_group(mon, b->group);

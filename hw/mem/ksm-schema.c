@@ -108,3 +108,22 @@ MemoryKsmReasonKind ksm_schema_reason(KsmReason reason)
     }
     g_assert_not_reached();
 }
+
+void ksm_schema_add_reason(MemoryKsmReasonList **list,
+                           MemoryKsmReasonKind kind, const char *text,
+                           uint64_t pages)
+{
+    MemoryKsmReason *reason = g_new0(MemoryKsmReason, 1);
+
+    reason->kind = kind;
+    reason->text = g_strdup(text);
+    reason->has_bytes = reason->has_pages = pages != 0;
+    reason->bytes = pages * KSM_PAGE_SIZE;
+    reason->pages = pages;
+    /* few of them: walking is cheap */
+    while (*list) {
+        list = &(*list)->next;
+    }
+    *list = g_new0(MemoryKsmReasonList, 1);
+    (*list)->value = reason;
+}

@@ -21,4 +21,9 @@ KsmFreePolicy ksm_schema_free_policy(MemoryKsmFreePolicy policy);
 MemoryKsmState ksm_schema_state(KsmState state);
 MemoryKsmReasonKind ksm_schema_reason(KsmReason reason);
 
+/* Appends one.  @pages: how many it holds for; 0: that is not said. */
+void ksm_schema_add_reason(MemoryKsmReasonList **list,
+                           MemoryKsmReasonKind kind, const char *text,
+                           uint64_t pages);
+
 #endif

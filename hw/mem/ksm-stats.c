@@ -20,28 +20,10 @@
 #include "qemu/coroutine.h"
 #include "qemu/main-loop.h"
 
-static void reason_add_pages(MemoryKsmReasonList **list,
-                             MemoryKsmReasonKind kind, const char *text,
-                             uint64_t pages)
-{
-    MemoryKsmReason *reason = g_new0(MemoryKsmReason, 1);
-
-    reason->kind = kind;
-    reason->text = g_strdup(text);
-    reason->has_pages = pages != 0;
-    reason->pages = pages;
-    /* few of them: walking is cheap */
-    while (*list) {
-        list = &(*list)->next;
-    }
-    *list = g_new0(MemoryKsmReasonList, 1);
-    (*list)->value = reason;
-}
-
 static void reason_add(MemoryKsmReasonList **list, MemoryKsmReasonKind kind,
                        const char *text)
 {
-    reason_add_pages(list, kind, text, 0);
+    ksm_schema_add_reason(list, kind, text, 0);
 }
 
 /* Copies a value that is known into an optional member of the schema. */
@@ -49,6 +31,13 @@ static void reason_add(MemoryKsmReasonList **list, MemoryKsmReasonKind kind,
     do {                                        \
         (to)->has_##member = (from).known;      \
         (to)->member = (from).value;            \
+    } while (0)
+
+/* The same for a count: the kernel has none below zero. */
+#define COPY_COUNT(to, member, from)                                    \
+    do {                                                                \
+        (to)->has_##member = (from).known && (from).value >= 0;         \
+        (to)->member = (to)->has_##member ? (from).value : 0;           \
     } while (0)
 
 /* Why the kernel merges nothing on this host.  False if ksmd seems to run. */
@@ -92,6 +81,30 @@ static bool host_reasons(const KsmKernelHost *kernel,
     return true;
 }
 
+/* A count of the kernel's pages, and as bytes. */
+#define COPY_COUNT_BYTES(to, member, bytes, from)                       \
+    do {                                                                \
+        COPY_COUNT(to, member, from);                                   \
+        (to)->has_##bytes = (to)->has_##member;                         \
+        (to)->bytes = (to)->member * qemu_real_host_page_size();        \
+    } while (0)
+
+/* False: not known. */
+static bool ksmd_state(const KsmKernelValue *run, MemoryKsmKsmdState *state)
+{
+    static const MemoryKsmKsmdState states[] = {
+        MEMORY_KSM_KSMD_STATE_STOPPED,
+        MEMORY_KSM_KSMD_STATE_RUNNING,
+        MEMORY_KSM_KSMD_STATE_UNMERGED,
+    };
+
+    if (!run->known || run->value < 0 || run->value >= ARRAY_SIZE(states)) {
+        return false;
+    }
+    *state = states[run->value];
+    return true;
+}
+
 static MemoryKsmHostStats *host_stats(const KsmKernelHost *kernel)
 {
     MemoryKsmHostStats *host = g_new0(MemoryKsmHostStats, 1);
@@ -104,19 +117,23 @@ static MemoryKsmHostStats *host_stats(const KsmKernelHost *kernel)
         reason_add(&host->reasons, MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
                    "ksmd has found nothing equal on this host yet");
     }
-    COPY_KNOWN(host, run, kernel->run);
-    COPY_KNOWN(host, pages_to_scan, kernel->pages_to_scan);
-    COPY_KNOWN(host, sleep_millisecs, kernel->sleep_millisecs);
-    COPY_KNOWN(host, pages_shared, kernel->pages_shared);
-    COPY_KNOWN(host, pages_sharing, kernel->pages_sharing);
-    COPY_KNOWN(host, pages_unshared, kernel->pages_unshared);
-    COPY_KNOWN(host, pages_volatile, kernel->pages_volatile);
-    COPY_KNOWN(host, pages_skipped, kernel->pages_skipped);
-    COPY_KNOWN(host, pages_scanned, kernel->pages_scanned);
-    COPY_KNOWN(host, full_scans, kernel->full_scans);
-    COPY_KNOWN(host, zero_pages, kernel->zero_pages);
+    host->has_ksmd = ksmd_state(&kernel->run, &host->ksmd);
+    COPY_COUNT(host, run, kernel->run);
+    COPY_COUNT(host, pages_to_scan, kernel->pages_to_scan);
+    COPY_COUNT(host, sleep_millisecs, kernel->sleep_millisecs);
+    COPY_COUNT_BYTES(host, pages_shared, shared_bytes, kernel->pages_shared);
+    COPY_COUNT_BYTES(host, pages_sharing, saved_bytes, kernel->pages_sharing);
+    COPY_COUNT_BYTES(host, pages_unshared, unshared_bytes,
+                     kernel->pages_unshared);
+    COPY_COUNT_BYTES(host, pages_volatile, volatile_bytes,
+                     kernel->pages_volatile);
+    COPY_COUNT(host, pages_skipped, kernel->pages_skipped);
+    COPY_COUNT(host, pages_scanned, kernel->pages_scanned);
+    COPY_COUNT(host, full_scans, kernel->full_scans);
+    COPY_COUNT_BYTES(host, zero_pages, zero_bytes, kernel->zero_pages);
     COPY_KNOWN(host, profit, kernel->profit);
-    COPY_KNOWN(host, lazy_reclaimed, kernel->lazy_reclaimed);
+    COPY_COUNT_BYTES(host, lazy_reclaimed, lazy_reclaimed_bytes,
+                     kernel->lazy_reclaimed);
     return host;
 }
 
@@ -124,9 +141,10 @@ static MemoryKsmProcessStats *process_stats(const KsmKernelProcess *kernel)
 {
     MemoryKsmProcessStats *process = g_new0(MemoryKsmProcessStats, 1);
 
-    COPY_KNOWN(process, rmap_items, kernel->rmap_items);
-    COPY_KNOWN(process, pages_merged, kernel->merging_pages);
-    COPY_KNOWN(process, zero_pages, kernel->zero_pages);
+    COPY_COUNT(process, rmap_items, kernel->rmap_items);
+    COPY_COUNT_BYTES(process, pages_merged, merged_bytes,
+                     kernel->merging_pages);
+    COPY_COUNT_BYTES(process, zero_pages, zero_bytes, kernel->zero_pages);
     COPY_KNOWN(process, profit, kernel->profit);
     return process;
 }
@@ -213,6 +231,8 @@ static void kernel_backend_stats(const KsmGuestRam *ram,
 {
     stats->has_mergeable = range->known;
     stats->mergeable = range->mergeable;
+    stats->has_merged_bytes = range->merged.known;
+    stats->merged_bytes = range->merged.value;
     stats->has_pages_merged = range->merged.known;
     stats->pages_merged = range->merged.value / qemu_real_host_page_size();
     kernel_backend_reasons(ram, input, range, stats);
@@ -230,8 +250,8 @@ static void engine_backend_reasons(const KsmGuestInfo *info,
                                            i == KSM_REASON_INHIBITED))) {
             continue;
         }
-        reason_add_pages(&stats->reasons, ksm_schema_reason(i),
-                         ksm_reason_text(i), pages);
+        ksm_schema_add_reason(&stats->reasons, ksm_schema_reason(i),
+                              ksm_reason_text(i), pages);
     }
 }
 
@@ -253,6 +273,14 @@ static MemoryKsmStall *engine_stall(const KsmStats *engine)
         (to)->member = (from)->member;          \
     } while (0)
 
+/* A count of libksm's pages, and as bytes. */
+#define COPY_BYTES(to, from, member, bytes)                     \
+    do {                                                        \
+        COPY(to, from, member);                                 \
+        (to)->has_##bytes = true;                               \
+        (to)->bytes = (from)->member * KSM_PAGE_SIZE;           \
+    } while (0)
+
 /*
  * The engine's totals are divided among its backends: pages of the pool by use,
  * memory by size.
@@ -271,6 +299,11 @@ static void engine_backend_saved(const KsmGuestInfo *info,
                                   stats->pages_merged / users + 0.5 : 0;
     stats->has_pages_sharing = true;
     stats->pages_sharing = stats->pages_merged - stats->pages_shared;
+    stats->has_merged_bytes = stats->has_shared_bytes = true;
+    stats->has_saved_bytes = true;
+    stats->merged_bytes = stats->pages_merged * KSM_PAGE_SIZE;
+    stats->shared_bytes = stats->pages_shared * KSM_PAGE_SIZE;
+    stats->saved_bytes = stats->pages_sharing * KSM_PAGE_SIZE;
     stats->has_metadata = true;
     stats->metadata = (double)engine->metadata * region->pages_total /
                       engine->pages_total;
@@ -299,12 +332,17 @@ static MemoryKsmGroupStats *engine_group(const KsmGuestInfo *info,
         group->has_members = group->has_held = group->has_share = true;
         group->has_pool_bytes = group->has_pool_limit = true;
         group->has_saved = true;
+        group->has_held_bytes = group->has_share_bytes = true;
+        group->has_saved_bytes = true;
         group->members = told->members;
         group->pool_bytes = told->pool_bytes;
         group->pool_limit = told->pool_limit;
         group->held = told->held;
         group->share = told->share;
         group->saved = told->held - MIN(told->share, told->held);
+        group->held_bytes = group->held * KSM_PAGE_SIZE;
+        group->share_bytes = group->share * KSM_PAGE_SIZE;
+        group->saved_bytes = group->saved * KSM_PAGE_SIZE;
     }
     return group;
 }
@@ -316,18 +354,18 @@ static void engine_backend_counts(const KsmGuestInfo *info,
     const KsmStats *engine = &info->engine;
 
     engine_backend_saved(info, stats);
-    COPY(stats, region, pages_unshared);
-    COPY(stats, region, pages_volatile);
-    COPY(stats, region, zero_pages);
+    COPY_BYTES(stats, region, pages_unshared, unshared_bytes);
+    COPY_BYTES(stats, region, pages_volatile, volatile_bytes);
+    COPY_BYTES(stats, region, zero_pages, zero_bytes);
     COPY(stats, region, merged_runs);
-    COPY(stats, region, kernel_pages);
+    COPY_BYTES(stats, region, kernel_pages, kernel_merged_bytes);
     /* of the engine as a whole */
     COPY(stats, engine, kernel_left);
     COPY(stats, region, verify_failed);
     COPY(stats, region, pinned);
     COPY(stats, region, busy);
     COPY(stats, region, cow_broken);
-    COPY(stats, region, free_hinted);
+    COPY_BYTES(stats, region, free_hinted, free_hinted_bytes);
     /* of the engine as a whole */
     COPY(stats, engine, pages_scanned);
     COPY(stats, engine, pages_skipped);
@@ -347,21 +385,7 @@ static void engine_backend_stats(KsmGuest *guest, const KsmGuestRam *ram,
 
     ksm_guest_info(guest, &info);
     stats->state = info.state;
-    if (!ram->run) {
-        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_RUN_OFF,
-                   info.inhibited);
-    } else if (info.inhibited) {
-        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_INHIBITED,
-                   info.inhibited);
-    }
-    if (info.failure) {
-        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_REFUSED,
-                   info.failure);
-    }
-    if (info.group_gone) {
-        reason_add(&stats->reasons, ksm_schema_reason(info.group_why),
-                   info.group_gone);
-    }
+    stats->reasons = ksm_guest_reasons(guest, &info);
     engine_backend_reasons(&info, stats);
     if (info.has_stats) {
         engine_backend_counts(&info, stats);
@@ -380,6 +404,9 @@ static void freed_backend_stats(const KsmGuest *guest,
     if (ksm_balloon_discarded(guest, &discarded)) {
         stats->has_free_hinted = stats->has_free_eager = true;
         stats->free_hinted = stats->free_eager = discarded;
+        stats->has_free_hinted_bytes = stats->has_free_eager_bytes = true;
+        stats->free_hinted_bytes = discarded * qemu_real_host_page_size();
+        stats->free_eager_bytes = stats->free_hinted_bytes;
     }
     if (inert) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_BALLOON_INERT,
@@ -442,21 +469,32 @@ MemoryKsmStats *coroutine_fn qmp_query_ksm_stats(Error **errp)
     return ksm_stats_query();
 }
 
-void qmp_ksm_unmerge(const char *id, bool has_offset, uint64_t offset,
-                     bool has_size, uint64_t size, Error **errp)
+MemoryKsmUnmerged *qmp_ksm_unmerge(const char *id, bool has_offset,
+                                   uint64_t offset, bool has_size,
+                                   uint64_t size, bool has_max_time,
+                                   uint32_t max_time, Error **errp)
 {
     KsmGuest *guest = ksm_guest_find(id);
+    MemoryKsmUnmerged *unmerged;
+    uint64_t done;
     size_t all;
 
     if (!guest) {
         error_setg(errp, "there is no memory-backend-ksm with the id '%s'",
                    id);
-        return;
+        return NULL;
     }
     all = ksm_guest_ram(guest).size;
     offset = has_offset ? offset : 0;
     if (!has_size) {
         size = all - MIN(offset, all);
     }
-    ksm_guest_unmerge(guest, offset, size, errp);
+    if (!ksm_guest_unmerge(guest, offset, size, has_max_time ? max_time : -1,
+                           &done, errp)) {
+        return NULL;
+    }
+    unmerged = g_new0(MemoryKsmUnmerged, 1);
+    unmerged->offset = offset + done;
+    unmerged->complete = done == size;
+    return unmerged;
 }

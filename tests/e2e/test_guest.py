@@ -65,6 +65,7 @@ def test_figures_are_the_kernels(guest: Guest, knobs: ksmsys.KsmKnobs) -> None:
     assert process["zero-pages"] * 4096 == memory.ksm_zero
 
     host = stats["host"]
+    assert host["ksmd"] == "stopped"
     for name in ("pages_to_scan", "sleep_millisecs", "run", "full_scans"):
         assert host[name.replace("_", "-")] == ksmsys.read(name)
     for name in ("pages_shared", "pages_sharing", "pages_unshared"):

@@ -255,10 +255,63 @@ KsmVmas ksm_vmas_count(QTestState *qts, uintptr_t start, size_t size,
     return vmas;
 }
 
+/* Sizes, and their deprecated names, in pages. */
+static const char *const in_bytes[][2] = {
+    { "bytes", "pages" },
+    { "merged-bytes", "pages-merged" },
+    { "shared-bytes", "pages-shared" },
+    { "saved-bytes", "pages-sharing" },
+    { "unshared-bytes", "pages-unshared" },
+    { "volatile-bytes", "pages-volatile" },
+    { "zero-bytes", "zero-pages" },
+    { "kernel-merged-bytes", "kernel-pages" },
+    { "free-hinted-bytes", "free-hinted" },
+    { "free-eager-bytes", "free-eager" },
+    { "lazy-reclaimed-bytes", "lazy-reclaimed" },
+    { "held-bytes", "held" },
+    { "share-bytes", "share" },
+};
+
+static void bytes_check(QDict *entry)
+{
+    for (int i = 0; i < ARRAY_SIZE(in_bytes); i++) {
+        const char *bytes = in_bytes[i][0], *pages = in_bytes[i][1];
+
+        if (qdict_haskey(entry, bytes) && qdict_haskey(entry, pages)) {
+            g_assert_cmpint(qdict_get_int(entry, bytes), ==,
+                            qdict_get_int(entry, pages) *
+                            qemu_real_host_page_size());
+        } else {
+            g_assert_false(qdict_haskey(entry, pages));
+        }
+    }
+}
+
+static void entry_check(QDict *entry)
+{
+    const QListEntry *item;
+
+    bytes_check(entry);
+    QLIST_FOREACH_ENTRY(qdict_get_qlist(entry, "reasons"), item) {
+        bytes_check(qobject_to(QDict, qlist_entry_obj(item)));
+    }
+    if (qdict_haskey(entry, "group")) {
+        bytes_check(qdict_get_qdict(entry, "group"));
+    }
+}
+
 QDict *ksm_stats(QTestState *qts)
 {
-    return qtest_qmp_assert_success_ref(qts,
-                                        "{'execute': 'query-ksm-stats'}");
+    QDict *stats = qtest_qmp_assert_success_ref(
+        qts, "{'execute': 'query-ksm-stats'}");
+    const QListEntry *item;
+
+    entry_check(qdict_get_qdict(stats, "host"));
+    bytes_check(qdict_get_qdict(stats, "process"));
+    QLIST_FOREACH_ENTRY(qdict_get_qlist(stats, "backends"), item) {
+        entry_check(qobject_to(QDict, qlist_entry_obj(item)));
+    }
+    return stats;
 }
 
 QDict *ksm_stats_host(QDict *stats)

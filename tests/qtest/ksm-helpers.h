@@ -88,7 +88,10 @@ typedef struct KsmVmas {
 KsmVmas ksm_vmas_count(QTestState *qts, uintptr_t start, size_t size,
                        const char *flag);
 
-/* The answer to query-ksm-stats, the caller unrefs it; parts of it. */
+/*
+ * The answer to query-ksm-stats, the caller unrefs it; parts of it.  Names that
+ * are deprecated must say what those say that replace them.
+ */
 QDict *ksm_stats(QTestState *qts);
 QDict *ksm_stats_host(QDict *stats);
 QDict *ksm_stats_backend(QDict *stats, const char *id);

@@ -440,6 +440,72 @@ static void test_host_values(void)
     g_assert_cmpstr(qdict_get_str(host, "state"), ==, "active");
     g_assert_true(qlist_empty(qdict_get_qlist(host, "reasons")));
     qobject_unref(stats);
+
+    /* counts have no sign */
+    knob_write(dir, "full_scans", "9223372036854775807\n");
+    knob_write(dir, "pages_volatile", "-1\n");
+    stats = ksm_stats(qts);
+    host = ksm_stats_host(stats);
+    g_assert_cmpint(qdict_get_int(host, "full-scans"), ==, INT64_MAX);
+    g_assert_false(qdict_haskey(host, "pages-volatile"));
+    qobject_unref(stats);
+    qtest_quit(qts);
+    sysfs_free(dir);
+}
+
+/* "ksmd" in query-ksm-stats of a host whose "run" has that value. */
+static void assert_ksmd(QTestState *qts, const char *dir, const char *run,
+                        const char *ksmd)
+{
+    QDict *stats;
+
+    knob_write(dir, "run", run);
+    stats = ksm_stats(qts);
+    g_assert_cmpstr(qdict_get_try_str(ksm_stats_host(stats), "ksmd"), ==,
+                    ksmd);
+    qobject_unref(stats);
+}
+
+static void test_ksmd(void)
+{
+    char *dir;
+    QTestState *qts;
+
+    if (skip_unless_root()) {
+        return;
+    }
+    dir = sysfs_new();
+    qts = ksm_init_sysfs(dir, RAM);
+    assert_ksmd(qts, dir, "0\n", "stopped");
+    assert_ksmd(qts, dir, "1\n", "running");
+    assert_ksmd(qts, dir, "2\n", "unmerged");
+    /* of a kernel to come */
+    assert_ksmd(qts, dir, "3\n", NULL);
+    assert_ksmd(qts, dir, "-1\n", NULL);
+    assert_ksmd(qts, dir, "yes\n", NULL);
+    qtest_quit(qts);
+    sysfs_free(dir);
+}
+
+/* Who does not want deprecated members has those that replace them. */
+static void test_deprecated(void)
+{
+    char *dir;
+    QTestState *qts;
+    QDict *stats, *host;
+
+    if (skip_unless_root()) {
+        return;
+    }
+    dir = sysfs_new();
+    qts = ksm_init_sysfs(dir, RAM " -compat deprecated-output=hide");
+    stats = ksm_stats(qts);
+    host = ksm_stats_host(stats);
+    g_assert_cmpstr(qdict_get_str(host, "ksmd"), ==, "running");
+    g_assert_false(qdict_haskey(host, "run"));
+    g_assert_true(qdict_haskey(host, "saved-bytes"));
+    g_assert_false(qdict_haskey(host, "pages-sharing"));
+    qobject_unref(stats);
     qtest_quit(qts);
     sysfs_free(dir);
 }
@@ -677,6 +743,8 @@ int main(int argc, char **argv)
     qtest_add_func("ksm/host/attributes", test_attributes);
     qtest_add_func("ksm/host/policy", test_policy);
     qtest_add_func("ksm/host/values", test_host_values);
+    qtest_add_func("ksm/host/ksmd", test_ksmd);
+    qtest_add_func("ksm/host/deprecated", test_deprecated);
     qtest_add_func("ksm/host/states", test_host_states);
     qtest_add_func("ksm/host/no-sysfs", test_no_sysfs);
     qtest_add_func("ksm/host/process", test_process);

@@ -11,6 +11,7 @@
 #include "qemu/osdep.h"
 #include "qapi/error.h"
 #include "qemu/bswap.h"
+#include "qemu/timer.h"
 #include "qobject/qdict.h"
 #include "qobject/qjson.h"
 #include "qobject/qlist.h"
@@ -40,8 +41,9 @@ static void test_merge(void)
     qts = qtest_init(RAM);
     copies_put(qts, data);
     copies_wait(qts);
-    g_assert_cmpuint(stat_get(qts, "ram0", "pages-sharing"), ==, COPY / PAGE);
-    g_assert_cmpuint(stat_get(qts, "ram0", "pages-shared"), ==, COPY / PAGE);
+    g_assert_cmpuint(stat_get(qts, "ram0", "merged-bytes"), ==, 2 * COPY);
+    g_assert_cmpuint(stat_get(qts, "ram0", "saved-bytes"), ==, COPY);
+    g_assert_cmpuint(stat_get(qts, "ram0", "shared-bytes"), ==, COPY);
     g_assert_cmpuint(stat_get(qts, "ram0", "merged-runs"), >, 0);
     copies_assert(qts, data);
     no_sketch(qts);
@@ -75,7 +77,7 @@ static void test_zero(void)
                      "id=ram0,size=64M");
     copies_put(qts, data);
     qtest_bufwrite(qts, SECOND + 16 * MIB, zeroes, COPY);
-    stat_wait(qts, "ram0", "zero-pages", COPY / PAGE);
+    stat_wait(qts, "ram0", "zero-bytes", COPY);
     passes_wait(qts, "ram0", 3);
     g_assert_cmpuint(stat_get(qts, "ram0", "pages-merged"), ==, 0);
     copies_assert(qts, data);
@@ -217,6 +219,71 @@ static void test_unmerge(void)
     g_assert_cmpuint(stat_get(qts, "ram0", "pages-merged"), ==, 0);
     g_assert_cmpuint(stat_get(qts, "ram0", "merged-runs"), ==, 0);
     copies_assert(qts, data);
+    ksm_qom_set(qts, "ram0", "run", "true");
+    copies_wait(qts);
+    copies_assert(qts, data);
+    qtest_quit(qts);
+}
+
+/* One call with a limit; returns where the next one has to begin. */
+static uint64_t unmerge_some(QTestState *qts, uint64_t offset, int max_time,
+                             bool *complete)
+{
+    QDict *answer = qtest_qmp_assert_success_ref(
+        qts, "{'execute': 'ksm-unmerge', 'arguments': {'id': 'ram0', "
+        "'offset': %" PRIu64 ", 'max-time': %d}}", offset, max_time);
+    uint64_t next = qdict_get_int(answer, "offset");
+
+    *complete = qdict_get_bool(answer, "complete");
+    qobject_unref(answer);
+    return next;
+}
+
+/* The caller gets its turn after each piece, and all is unmerged in the end. */
+static void test_unmerge_some(void)
+{
+    g_autofree uint8_t *data = random_copy(1);
+    uint64_t offset = 0, next;
+    bool complete = false;
+    unsigned calls = 0;
+    QTestState *qts;
+    char *text;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM);
+    copies_put(qts, data);
+    copies_wait(qts);
+    text = unmerge(qts, "{'id': 'ram0', 'max-time': 1000}");
+    g_assert_nonnull(strstr(text, "'run'"));
+    g_free(text);
+    ksm_qom_set(qts, "ram0", "run", "false");
+    text = unmerge(qts, "{'id': 'ram0', 'max-time': -1}");
+    g_assert_nonnull(strstr(text, "max-time"));
+    g_free(text);
+    /* where pieces begin does not depend on where it began */
+    next = unmerge_some(qts, 12 * MIB + PAGE, 0, &complete);
+    g_assert_cmpuint(next, ==, 16 * MIB);
+    g_assert_false(complete);
+    g_assert_cmpuint(stat_get(qts, "ram0", "merged-bytes"), ==, 2 * COPY);
+    while (!complete) {
+        next = unmerge_some(qts, offset, 0, &complete);
+        g_assert_cmpuint(next, ==, offset + 4 * MIB);
+        g_assert_true(complete == (next == 64 * MIB));
+        if (next == 20 * MIB) {
+            g_assert_cmpuint(stat_get(qts, "ram0", "merged-bytes"), ==, COPY);
+        }
+        offset = next;
+        calls++;
+    }
+    g_assert_cmpuint(calls, ==, 16);
+    g_assert_cmpuint(stat_get(qts, "ram0", "merged-bytes"), ==, 0);
+    copies_assert(qts, data);
+    /* with time enough, at once */
+    g_assert_cmpuint(unmerge_some(qts, 0, 1000 * 1000, &complete), ==,
+                     64 * MIB);
+    g_assert_true(complete);
     ksm_qom_set(qts, "ram0", "run", "true");
     copies_wait(qts);
     copies_assert(qts, data);
@@ -772,21 +839,120 @@ static void test_group_fd(void)
     close(pair[0]);
 }
 
+/*
+ * Events are limited by the virtual clock, which stands still under qtest: what
+ * is held back comes with this.
+ */
+static void events_release(QTestState *qts)
+{
+    qtest_clock_step(qts, NANOSECONDS_PER_SECOND);
+    /* what was sent before the answer is queued now */
+    qtest_qmp_assert_success(qts, "{'execute': 'query-status'}");
+}
+
+/* The next of those that have come, for the caller to unref; or NULL. */
+static QDict *event_next(QTestState *qts)
+{
+    return qtest_qmp_event_ref(qts, "MEMORY_KSM_STATE_CHANGE");
+}
+
+static void events_drop(QTestState *qts)
+{
+    QDict *event;
+
+    /* one that is held back, and the end of the second after it */
+    for (int i = 0; i < 3; i++) {
+        events_release(qts);
+    }
+    while ((event = event_next(qts))) {
+        qobject_unref(event);
+    }
+}
+
 static void test_event(void)
 {
     QTestState *qts;
-    QDict *event, *info;
+    QDict *event, *info, *reason, *stats;
+    QList *reasons;
 
     if (!can_run()) {
         return;
     }
     qts = qtest_init(RAM);
     ksm_qom_set(qts, "ram0", "run", "false");
+    events_release(qts);
     for (bool off = false; !off;) {
         event = qtest_qmp_eventwait_ref(qts, "MEMORY_KSM_STATE_CHANGE");
         info = qdict_get_qdict(event, "data");
         g_assert_cmpstr(qdict_get_str(info, "id"), ==, "ram0");
         off = g_str_equal(qdict_get_str(info, "state"), "off");
+        reasons = qdict_get_qlist(info, "reasons");
+        g_assert_nonnull(reasons);
+        if (off) {
+            g_assert_cmpuint(qlist_size(reasons), ==, 1);
+            reason = qobject_to(QDict, qlist_peek(reasons));
+            g_assert_cmpstr(qdict_get_str(reason, "kind"), ==, "run-off");
+            /* deprecated */
+            g_assert_cmpstr(qdict_get_str(info, "reason"), ==,
+                            qdict_get_str(reason, "text"));
+        }
+        qobject_unref(event);
+    }
+    qtest_quit(qts);
+
+    qts = qtest_init(RAM " -compat deprecated-output=hide");
+    ksm_qom_set(qts, "ram0", "run", "false");
+    events_release(qts);
+    event = qtest_qmp_eventwait_ref(qts, "MEMORY_KSM_STATE_CHANGE");
+    g_assert_false(qdict_haskey(qdict_get_qdict(event, "data"), "reason"));
+    qobject_unref(event);
+    stats = ksm_stats(qts);
+    info = ksm_stats_backend(stats, "ram0");
+    g_assert_true(qdict_haskey(info, "size"));
+    g_assert_false(qdict_haskey(info, "pages-merged"));
+    qobject_unref(stats);
+    qtest_quit(qts);
+}
+
+/* However often somebody switches merging on and off. */
+static void test_event_limit(void)
+{
+    static const char *const ids[] = { "ram0", "other" };
+    QTestState *qts;
+    QDict *event;
+
+    if (!can_run()) {
+        return;
+    }
+    /* its state does not change by itself */
+    qts = qtest_init(RAM " -object memory-backend-ksm,id=other,size=4M,"
+                     "scope=vm,run=off");
+    events_drop(qts);
+    for (int i = 0; i < 20; i++) {
+        ksm_qom_set(qts, "ram0", "run", i % 2 ? "false" : "true");
+    }
+    event = event_next(qts);
+    qobject_unref(event);
+    g_assert_null(event_next(qts));
+    /* then the last of them */
+    events_release(qts);
+    event = event_next(qts);
+    g_assert_nonnull(event);
+    g_assert_cmpstr(qdict_get_str(qdict_get_qdict(event, "data"), "state"), ==,
+                    "off");
+    qobject_unref(event);
+    g_assert_null(event_next(qts));
+
+    /* one does not keep another's back */
+    events_drop(qts);
+    for (int i = 0; i < ARRAY_SIZE(ids); i++) {
+        ksm_qom_set(qts, ids[i], "run", "true");
+    }
+    for (int i = 0; i < ARRAY_SIZE(ids); i++) {
+        event = event_next(qts);
+        g_assert_nonnull(event);
+        g_assert_cmpstr(qdict_get_str(qdict_get_qdict(event, "data"), "id"),
+                        ==, ids[i]);
         qobject_unref(event);
     }
     qtest_quit(qts);
@@ -823,6 +989,7 @@ int main(int argc, char **argv)
     qtest_add_func("ksm-vm/iothread", test_iothread);
     qtest_add_func("ksm-vm/run-off", test_run_off);
     qtest_add_func("ksm-vm/unmerge", test_unmerge);
+    qtest_add_func("ksm-vm/unmerge-some", test_unmerge_some);
     /* arm64 needs UEFI for that */
     if (!ksm_on_arm()) {
         qtest_add_func("ksm-vm/dimm", test_dimm);
@@ -844,6 +1011,7 @@ int main(int argc, char **argv)
                    test_background_snapshot_host);
     qtest_add_func("ksm-vm/snapshot", test_snapshot);
     qtest_add_func("ksm-vm/event", test_event);
+    qtest_add_func("ksm-vm/event-limit", test_event_limit);
     if (ksm_on_arm()) {
         qtest_add_func("ksm-vm/target-pages", test_target_pages);
     }

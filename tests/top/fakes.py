@@ -15,8 +15,8 @@ from typing import Any
 GREETING = {"QMP": {"version": {}, "capabilities": ["oob"]}}
 
 REASONS = [
-    {"kind": "volatile", "text": "is written too often", "pages": 10},
-    {"kind": "vma-limit", "text": "no more mappings", "pages": 256},
+    {"kind": "volatile", "text": "is written too often", "bytes": 10 * 4096},
+    {"kind": "vma-limit", "text": "no more mappings", "bytes": 256 * 4096},
 ]
 
 #: Of a guest with scope=group; every number is told from every other.
@@ -29,10 +29,10 @@ BACKEND = {
     "resident": 400_000_000,
     "used": 399_000_000,
     "lazy-free": 1_000_000,
-    "pages-merged": 5000,
-    "pages-shared": 3000,
-    "pages-sharing": 2000,
-    "zero-pages": 700,
+    "merged-bytes": 5000 * 4096,
+    "shared-bytes": 3000 * 4096,
+    "saved-bytes": 2000 * 4096,
+    "zero-bytes": 700 * 4096,
     "metadata": 2_100_000,
     "page-tables": 310_000,
     # with a guess at what ksmd saves: not to be added to what it does save
@@ -48,17 +48,41 @@ BACKEND = {
         "members": 2,
         "pool-bytes": 13_000_000,
         "pool-limit": 1 << 30,
-        "held": 2900,
-        "share": 1600,
-        "saved": 1300,
+        "held-bytes": 2900 * 4096,
+        "share-bytes": 1600 * 4096,
+        "saved-bytes": 1300 * 4096,
     },
 }
+
+#: What an older QEMU has instead, in pages.
+OLDER = {
+    "bytes": "pages",
+    "merged-bytes": "pages-merged",
+    "shared-bytes": "pages-shared",
+    "saved-bytes": "pages-sharing",
+    "zero-bytes": "zero-pages",
+}
+
+
+def older(answer: Any) -> Any:
+    """The same from a QEMU that has sizes in pages only."""
+    if isinstance(answer, list):
+        return [older(each) for each in answer]
+    if not isinstance(answer, dict):
+        return answer
+    names = dict(OLDER)
+    if "held-bytes" in answer:
+        names |= {f"{name}-bytes": name for name in ("held", "share", "saved")}
+    return {
+        names.get(name, name): value // 4096 if name in names else older(value)
+        for name, value in answer.items()
+    }
 
 
 def stats(
     *backends: dict[str, Any], process: dict[str, int] | None = None
 ) -> dict[str, Any]:
-    nothing = {"rmap-items": 0, "pages-merged": 0, "zero-pages": 0, "profit": 0}
+    nothing = {"rmap-items": 0, "merged-bytes": 0, "zero-bytes": 0, "profit": 0}
     host = {"state": "inhibited", "reasons": []}
     return {
         "host": host,

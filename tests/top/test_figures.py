@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from fakes import BACKEND, stats
+from fakes import BACKEND, older, stats
 
 from host.paths import TOP
 from top import figures, model
@@ -51,9 +51,9 @@ def test_two_objects() -> None:
         "state": "inhibited",
         "reasons": [
             {"kind": "inhibited", "text": "a migration runs"},
-            {"kind": "vma-limit", "text": "no more mappings", "pages": 44},
+            {"kind": "vma-limit", "text": "no more mappings", "bytes": 44 * 4096},
         ],
-        "zero-pages": 33,
+        "zero-bytes": 33 * 4096,
         "resident": 1_000_000,
     }
     guest = filled(BACKEND, other)
@@ -94,13 +94,17 @@ HOST_OBJECT = {
     "reasons": [],
     "size": 1 << 30,
     "resident": 300_000_000,
-    "pages-merged": 900,
+    "merged-bytes": 900 * 4096,
 }
 
 
 def test_kernel_shares() -> None:
     """Of 1000 merged pages of the host 750 are saved: so it is with a guest's."""
-    process = {"rmap-items": 50, "pages-merged": 900, "zero-pages": 10}
+    process = {
+        "rmap-items": 50,
+        "merged-bytes": 900 * 4096,
+        "zero-bytes": 10 * 4096,
+    }
     process["profit"] = 910 * 4096 - 50 * 64
     guest = Guest("one")
     stat = figures.fill(guest, stats(HOST_OBJECT, process=process))
@@ -165,7 +169,7 @@ def test_no_daemon() -> None:
         {"scan-time": 10**400},
         {"size": float("inf")},
         {"size": float("nan")},
-        {"zero-pages": 1 << 64},
+        {"zero-bytes": 1 << 64},
         {"stall": BACKEND["stall"] | {"max": 1e999}},  # type: ignore[operator]
         {"group": BACKEND["group"] | {"members": "two"}},  # type: ignore[operator]
         {"reasons": 5},
@@ -187,7 +191,21 @@ def test_odd_process() -> None:
     from top.subject import ODD
 
     with pytest.raises(ODD):
-        filled(BACKEND, process={"pages-merged": 10**400})
+        filled(BACKEND, process={"merged-bytes": 10**400})
+
+
+def test_older_qemu() -> None:
+    """It has sizes in pages, and says the same."""
+    process = {"merged-bytes": 100 * 4096, "zero-bytes": 7 * 4096, "profit": 400_000}
+    answer = stats(BACKEND, process=process)
+    before = older(answer)
+    assert "zero-pages" in before["backends"][0] and "zero-pages" in before["process"]
+    assert "saved" in before["backends"][0]["group"]
+    assert "bytes" not in str(before).replace("pool-bytes", "")
+    one, two = Guest("one"), Guest("one")
+    for guest, given in ((one, answer), (two, before)):
+        figures.fill_kernel(guest, figures.fill(guest, given), Kernel())
+    assert one == two and one.saved.kernel == 107 * 4096
 
 
 def test_names_are_the_schemas() -> None:
@@ -203,7 +221,7 @@ def test_names_are_the_schemas() -> None:
 
 def test_total() -> None:
     """Nothing is counted twice; the daemon's tables are paid for."""
-    one, two = filled(BACKEND), filled(BACKEND | {"zero-pages": 0})
+    one, two = filled(BACKEND), filled(BACKEND | {"zero-bytes": 0})
     silent = Guest("three", resident=5)
     silent.unanswered("silent")
     pools = [Pool("tenant", "/a", metadata=1000, cpu_seconds=0.5, cpu_share=0.1)]

@@ -93,10 +93,12 @@ void ksm_guest_set_dump(KsmGuest *guest, bool dump);
 /**
  * ksm_guest_unmerge: gives a range of the RAM memory of its own again, with
  * its content.  Its property "run" must be off.
+ * @max_ms: no other piece of some MiB is begun after that; -1: no limit
+ * @done: is set to how much of the range has been unmerged
  *
  * Return: true, or false with @errp set; then part of it may be unmerged.
  */
 bool ksm_guest_unmerge(KsmGuest *guest, uint64_t offset, uint64_t size,
-                       Error **errp);
+                       int64_t max_ms, uint64_t *done, Error **errp);
 
 #endif

@@ -308,20 +308,29 @@ static const struct {
 } qemuKsmCounts[] = {
     { "size", false },
     { "resident", false },
+    { "merged-bytes", false },
+    { "shared-bytes", false },
+    { "saved-bytes", false },
+    { "unshared-bytes", false },
+    { "volatile-bytes", false },
+    { "zero-bytes", false },
+    { "free-hinted-bytes", false },
+    /* deprecated: the same in pages */
     { "pages-merged", false },
     { "pages-shared", false },
     { "pages-sharing", false },
     { "pages-unshared", false },
     { "pages-volatile", false },
+    { "zero-pages", false },
+    { "free-hinted", false },
+    /* the rest */
     { "pages-skipped", true },
     { "pages-scanned", true },
-    { "zero-pages", false },
     { "merged-runs", false },
     { "verify-failed", false },
     { "pinned", false },
     { "busy", false },
     { "cow-broken", false },
-    { "free-hinted", false },
     { "lazy-free", false },
     { "huge-split", true },
     { "metadata", false },
@@ -419,8 +428,8 @@ qemuKsmAddGroup(virTypedParamList *params,
                 virJSONValue *backend)
 {
     static const char *const counts[] = {
-        "generation", "members", "pool-bytes", "pool-limit", "held", "share",
-        "saved",
+        "generation", "members", "pool-bytes", "pool-limit", "held-bytes",
+        "share-bytes", "saved-bytes", "held", "share", "saved",
     };
     const char *prefix = "memory.ksm.group";
     virJSONValue *group = virJSONValueObjectGetObject(backend, "group");

@@ -14,7 +14,7 @@ from itertools import combinations
 
 from bench.harness import Metrics, Session
 from guest import content, moment
-from guest.content import ZERO
+from guest.content import PAGE, ZERO
 from guest.qemu import Guest, GuestError, GuestSpec, guest_image, need_qemu, probe_scope
 from host.poold import Poold
 from top import similar
@@ -29,7 +29,7 @@ PER_MIB = 256
 def unknown(guest: Guest) -> int:
     """Pages that the engine has not hashed as they are now."""
     return sum(
-        int(each.get("pages", 0))
+        int(each.get("bytes", 0)) // PAGE
         for each in guest.backend_stats()["reasons"]
         if each["kind"] in ("volatile", "not-scanned")
     )

@@ -115,12 +115,12 @@ def _short(left: np.ndarray) -> int:
 
 def _take_stats(moment: Moment, guest: Guest) -> None:
     stats = guest.backend_stats()
-    zeroes = int(stats["zero-pages"])
+    zeroes = int(stats["zero-bytes"]) // PAGE
     moment.given_back += zeroes
-    moment.stats_saved += zeroes + int(stats["pages-sharing"])
-    moment.stats_saved += int(stats.get("group", {}).get("saved", 0))
+    moment.stats_saved += zeroes + int(stats["saved-bytes"]) // PAGE
+    moment.stats_saved += int(stats.get("group", {}).get("saved-bytes", 0)) // PAGE
     for reason in stats["reasons"]:
-        moment.reasons[reason["kind"]] += int(reason.get("pages", 0))
+        moment.reasons[reason["kind"]] += int(reason.get("bytes", 0)) // PAGE
 
 
 def look(guests: Sequence[Guest], poold: Poold) -> Moment:

@@ -230,12 +230,21 @@ def do_unmerge(storm: Storm, rng: Random) -> object:
     size = MEMORY_MIB * MIB
     offset = rng.randrange(size) & -4096
     length = min(rng.choice((4096, 64 * 4096, 2 * MIB, 64 * MIB)), size - offset)
-    kind = rng.choice(("good", "good", "good", "all", "odd", "beyond", "running"))
+    kind = rng.choice(
+        ("good", "good", "good", "some", "all", "odd", "beyond", "running")
+    )
     was = vm.run
     storm.set("run", kind == "running")
     try:
         if kind == "all":
             storm.qmp("ksm-unmerge", id="ram0")
+        elif kind == "some":
+            limit: dict[str, Any] = {"max-time": rng.randrange(20)}
+            done = storm.qmp(
+                "ksm-unmerge", id="ram0", offset=offset, size=length, **limit
+            )
+            if done["complete"] != (done["offset"] == offset + length):
+                raise StormError(f"ksm-unmerge {offset} {length}: {done}")
         elif kind == "odd":
             storm.qmp("ksm-unmerge", id="ram0", offset=offset + 1, size=4096)
         elif kind == "beyond":
@@ -243,7 +252,7 @@ def do_unmerge(storm: Storm, rng: Random) -> object:
         else:
             storm.qmp("ksm-unmerge", id="ram0", offset=offset, size=length)
     except Refused as refused:
-        if kind in ("good", "all"):
+        if kind in ("good", "some", "all"):
             raise StormError(f"ksm-unmerge {offset} {length}: {refused}") from refused
         return f"{kind}: {refused}"
     finally:

@@ -123,16 +123,15 @@ def _backend_wrongs(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
         if not holds:
             wrongs.append(f"{now['id']}: not {what}")
 
-    for name in (
-        *("pages-merged", "pages-shared", "pages-sharing", "pages-unshared"),
-        *("pages-volatile", "zero-pages", "merged-runs"),
-    ):
-        must(f"{name} <= {pages} pages", now.get(name, 0) <= pages)
-    taken = now.get("pages-sharing", 0) + now.get("zero-pages", 0)
-    must("pages-sharing + zero-pages <= all", taken <= pages)
-    if "pages-shared" in now:
-        parts = now["pages-shared"] + now["pages-sharing"]
-        must("shared + sharing == merged", parts == now["pages-merged"])
+    size = now["size"]
+    must(f"merged-runs <= {pages} pages", now.get("merged-runs", 0) <= pages)
+    for name in ("merged", "shared", "saved", "unshared", "volatile", "zero"):
+        must(f"{name}-bytes <= size", now.get(f"{name}-bytes", 0) <= size)
+    taken = now.get("saved-bytes", 0) + now.get("zero-bytes", 0)
+    must("saved-bytes + zero-bytes <= size", taken <= size)
+    if "shared-bytes" in now:
+        parts = now["shared-bytes"] + now["saved-bytes"]
+        must("shared + saved == merged", parts == now["merged-bytes"])
     if "resident" in now:
         must("resident <= size", now["resident"] <= now["size"])
         must("used <= resident", now["used"] <= now["resident"])
@@ -144,7 +143,7 @@ def _backend_wrongs(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
         must("stall: p50 <= p99 <= max", stall["p50"] <= stall["p99"])
         must("stall: p99 <= max", stall["p99"] <= stall["max"] * 9 // 8 + 16)
     for reason in now["reasons"]:
-        must(f"reason {reason['kind']} <= all", reason.get("pages", 0) <= pages)
+        must(f"reason {reason['kind']} <= size", reason.get("bytes", 0) <= size)
         must(f"reason {reason['kind']} has a text", bool(reason["text"]))
     kinds = {reason["kind"] for reason in now["reasons"]}
     if now["state"] in ("inhibited", "off"):
@@ -289,7 +288,7 @@ class Watcher:
         if not stats or not stats["backends"]:
             return "no backend"
         each = stats["backends"][0]
-        names = ("pages-merged", "zero-pages", "merged-runs", "cow-broken")
+        names = ("merged-bytes", "zero-bytes", "merged-runs", "cow-broken")
         words = [f"{name} {each[name]}" for name in names if name in each]
         return " ".join([each["state"], *words])
 

@@ -563,10 +563,12 @@ def live_status(domain: Any) -> list[str]:
     count = len(stats["backends"])
     lines = [f"running: {count} object{'s' * (count != 1)} {BACKEND}"]
     for backend in stats["backends"]:
-        merged = backend.get("pages-merged", backend.get("pages-sharing", 0))
+        # an older QEMU has pages only
+        pages = backend.get("pages-merged", backend.get("pages-sharing", 0))
+        merged = backend.get("merged-bytes", pages * 4096)
         lines.append(
             f"  {backend['id']}: scope {backend['scope']}, {backend['state']}, "
-            f"{backend['size'] >> 20} MiB, {merged * 4096 >> 20} MiB merged"
+            f"{backend['size'] >> 20} MiB, {merged >> 20} MiB merged"
         )
         lines += [f"    {reason['text']}" for reason in backend["reasons"]]
     return lines

@@ -16,10 +16,18 @@ from top.procfs import KsmStat
 STATES = ("inhibited", "active", "idle", "off")
 
 
-def pages(backends: list[dict[str, Any]], name: str) -> int | None:
-    """Bytes of them all; None if none has it."""
-    found = [number(each[name]) for each in backends if name in each]
-    return sum(found) * PAGE if found else None
+def bytes_of(given: dict[str, Any], name: str, pages: str) -> int | None:
+    """The member @name, or what an older QEMU has instead: so many pages."""
+    if name in given:
+        return number(given[name])
+    return number(given[pages]) * PAGE if pages in given else None
+
+
+def all_bytes(backends: list[dict[str, Any]], name: str, pages: str) -> int | None:
+    """Of them all; None if none has it."""
+    found = [bytes_of(each, name, pages) for each in backends]
+    known = [value for value in found if value is not None]
+    return sum(known) if known else None
 
 
 def plain_bytes(backends: list[dict[str, Any]], name: str) -> int | None:
@@ -32,7 +40,7 @@ def if_given(given: dict[str, Any], name: str) -> int | None:
 
 
 def reason(given: dict[str, Any]) -> Reason:
-    size = number(given["pages"]) * PAGE if "pages" in given else None
+    size = bytes_of(given, "bytes", "pages")
     return Reason(str(given["kind"]), str(given["text"]), size)
 
 
@@ -59,7 +67,8 @@ def fill_engine(guest: Guest, backends: list[dict[str, Any]]) -> None:
     if engine is None:
         return
     guest.saved.own = add_bytes(
-        pages(backends, "pages-sharing"), pages(backends, "zero-pages")
+        all_bytes(backends, "saved-bytes", "pages-sharing"),
+        all_bytes(backends, "zero-bytes", "zero-pages"),
     )
     names = ("scan-time", "merge-time", "log-time")
     guest.cost.cpu_seconds = sum(number(engine.get(name, 0)) for name in names) / 1e9
@@ -82,7 +91,7 @@ def fill_group(guest: Guest, backends: list[dict[str, Any]]) -> None:
         pool=if_given(group, "pool-bytes"),
         limit=if_given(group, "pool-limit"),
     )
-    guest.saved.group = number(group["saved"]) * PAGE if "saved" in group else 0
+    guest.saved.group = bytes_of(group, "saved-bytes", "saved") or 0
 
 
 def fill_kernel(guest: Guest, stat: KsmStat | None, kernel: Kernel) -> None:
@@ -116,13 +125,14 @@ def add_bytes(*values: int | None) -> int | None:
 
 def process_stat(given: dict[str, Any]) -> KsmStat | None:
     """The member 'process', for who may not read /proc/PID/ksm_stat."""
-    if "pages-merged" not in given:
+    merged = bytes_of(given, "merged-bytes", "pages-merged")
+    zero = bytes_of(given, "zero-bytes", "zero-pages") or 0
+    if merged is None:
         return None
-    merged, zero = number(given["pages-merged"]), number(given.get("zero-pages", 0))
     metadata = None
     if "profit" in given:
-        metadata = (merged + zero) * PAGE - number(given["profit"])
-    return KsmStat(merged, zero, metadata)
+        metadata = merged + zero - number(given["profit"])
+    return KsmStat(merged // PAGE, zero // PAGE, metadata)
 
 
 def fill(guest: Guest, stats: dict[str, Any] | None) -> KsmStat | None:

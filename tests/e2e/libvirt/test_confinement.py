@@ -50,7 +50,7 @@ def test_scope_host_needs_nothing() -> None:
         assert backend["mergeable"] is True
         assert backend["resident"] > guest.common_mib << 20
         # the kernel's counts are readable without any right
-        assert "run" in stats["host"] and "pages-sharing" in stats["host"]
+        assert "ksmd" in stats["host"] and "pages-sharing" in stats["host"]
         assert "rmap-items" in stats["process"]
 
 
