@@ -44,6 +44,15 @@ before = "}"
 lines = "  ours"
 
 [[insert]]
+file = "list"
+within = "two:"
+instead = "  'a', 'b'"
+lines = \"\"\"
+  'a', 'b',
+  'ours'
+\"\"\"
+
+[[insert]]
 file = "schema"
 before = "three"
 lines = "new in 10.2"
@@ -54,6 +63,7 @@ FILES = {
     "VERSION": "10.0.13\n",
     "meson.build": "x\n  files('a.c')\n  files('b.c')\n  files('c.c')\n",
     "schema": "one {\n}\ntwo {\n}\nthree\n",
+    "list": "one:\n  'a', 'b'\ntwo:\n  'a', 'b'\nthree:\n  'a', 'b'\n",
 }
 
 
@@ -101,6 +111,9 @@ def test_grafts(tree: Path, table: Path) -> None:
         "  # two lines\n  files('ours2.c')\n  files('c.c')\n"
     )
     assert (tree / "schema").read_text() == "one {\n}\ntwo {\n  ours\n}\nthree\n"
+    assert (tree / "list").read_text() == FILES["list"].replace(
+        "two:\n  'a', 'b'\n", "two:\n  'a', 'b',\n  'ours'\n"
+    )
 
 
 def test_twice_changes_nothing(tree: Path, table: Path) -> None:

@@ -290,6 +290,109 @@ static void test_unmerge_some(void)
     qtest_quit(qts);
 }
 
+/* --- query-stats --- */
+
+/* The value of that name in a list of "name" and something; or NULL. */
+static QDict *named(QList *list, const char *name)
+{
+    const QListEntry *item;
+
+    QLIST_FOREACH_ENTRY(list, item) {
+        QDict *dict = qobject_to(QDict, qlist_entry_obj(item));
+
+        if (g_str_equal(qdict_get_str(dict, "name"), name)) {
+            return dict;
+        }
+    }
+    return NULL;
+}
+
+/* The answer has one element; its "stats".  @answer is for the caller. */
+static QList *query_stats(QTestState *qts, const char *command, QDict **answer)
+{
+    QDict *first;
+    QList *list;
+
+    *answer = qtest_qmp(qts, "%p", qobject_from_json(command, &error_abort));
+    list = qdict_get_qlist(*answer, "return");
+    g_assert_nonnull(list);
+    g_assert_cmpuint(qlist_size(list), ==, 1);
+    first = qobject_to(QDict, qlist_peek(list));
+    g_assert_cmpstr(qdict_get_str(first, "provider"), ==, "ksm");
+    return qdict_get_qlist(first, "stats");
+}
+
+#define QUERY_STATS "{'execute': 'query-stats', 'arguments': " \
+                    "{'target': 'vm', 'providers': [{'provider': 'ksm'"
+
+/* query-stats says what query-ksm-stats says, and has a schema of each. */
+static void test_query_stats(void)
+{
+    static const char *const same[] = {
+        "size", "resident", "used", "merged-bytes", "saved-bytes",
+        "shared-bytes", "merged-runs", "metadata", "page-tables",
+    };
+    g_autofree uint8_t *data = random_copy(1);
+    QDict *answer, *schemas, *stats, *backend, *figure;
+    QList *values, *schema;
+    const QListEntry *item;
+    QTestState *qts;
+    char *hmp;
+
+    if (!can_run()) {
+        return;
+    }
+    qts = qtest_init(RAM);
+    copies_put(qts, data);
+    copies_wait(qts);
+    ksm_qom_set(qts, "ram0", "run", "false");
+    stats = ksm_stats(qts);
+    backend = ksm_stats_backend(stats, "ram0");
+    schema = query_stats(qts, "{'execute': 'query-stats-schemas', "
+                         "'arguments': {'provider': 'ksm'}}", &schemas);
+    values = query_stats(qts, QUERY_STATS "}]}}", &answer);
+    for (int i = 0; i < ARRAY_SIZE(same); i++) {
+        figure = named(values, same[i]);
+        g_assert_nonnull(figure);
+        g_assert_cmpint(qdict_get_int(figure, "value"), ==,
+                        qdict_get_int(backend, same[i]));
+    }
+    g_assert_cmpint(qdict_get_int(named(values, "stall-count"), "value"), ==,
+                    qdict_get_int(qdict_get_qdict(backend, "stall"), "count"));
+    g_assert_null(named(values, "group-members"));
+    QLIST_FOREACH_ENTRY(values, item) {
+        figure = qobject_to(QDict, qlist_entry_obj(item));
+        g_assert_nonnull(named(schema, qdict_get_str(figure, "name")));
+    }
+    figure = named(schema, "scan-time");
+    g_assert_cmpstr(qdict_get_str(figure, "type"), ==, "cumulative");
+    g_assert_cmpstr(qdict_get_str(figure, "unit"), ==, "seconds");
+    g_assert_cmpint(qdict_get_int(figure, "exponent"), ==, -9);
+    qobject_unref(schemas);
+    qobject_unref(answer);
+    qobject_unref(stats);
+
+    /* those asked for */
+    values = query_stats(qts, QUERY_STATS ", 'names': ['size', 'colour']}]}}",
+                         &answer);
+    g_assert_cmpuint(qlist_size(values), ==, 1);
+    g_assert_nonnull(named(values, "size"));
+    qobject_unref(answer);
+
+    hmp = qtest_hmp(qts, "info stats vm * ksm");
+    g_assert_nonnull(strstr(hmp, "merged-bytes (instant, B): 8388608"));
+    g_assert_nonnull(strstr(hmp, "stall-max (peak, ns): "));
+    g_assert_null(strstr(hmp, "failed to find"));
+    g_free(hmp);
+    qtest_quit(qts);
+
+    qts = qtest_init("-machine none");
+    answer = qtest_qmp(qts, QUERY_STATS "}]}}");
+    g_assert_true(qlist_empty(qdict_get_qlist(answer, "return")));
+    qobject_unref(answer);
+    qtest_quit(qts);
+}
+
 /* --- unplugging --- */
 
 #define DIMM_ADDR (4096ull * MIB)
@@ -990,6 +1093,7 @@ int main(int argc, char **argv)
     qtest_add_func("ksm-vm/run-off", test_run_off);
     qtest_add_func("ksm-vm/unmerge", test_unmerge);
     qtest_add_func("ksm-vm/unmerge-some", test_unmerge_some);
+    qtest_add_func("ksm-vm/query-stats", test_query_stats);
     /* arm64 needs UEFI for that */
     if (!ksm_on_arm()) {
         qtest_add_func("ksm-vm/dimm", test_dimm);

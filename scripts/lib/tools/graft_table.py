@@ -3,7 +3,8 @@
 
 A table (TOML) names the project, the versions it is for, the files of this
 repository that are copied, and the insertions into the project's own files:
-each an anchor (lines that are there) and the lines that go before or after it.
+each an anchor (lines that are there) and the lines that go before or after it;
+or, where the project has a list on one line, instead of it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 
 from host.exits import Failure, WrongUse
 from host.paths import TOP
+
+#: Where lines may go, seen from their anchor.
+PLACES = ("before", "after", "instead")
 
 Lines = list[str]
 Version = tuple[int, ...]
@@ -35,7 +39,8 @@ class Insertion:
 
     path: str
     anchor: Lines
-    after: bool
+    #: "before", "after" or "instead"
+    where: str
     lines: Lines
     within: str | None = None
     why: str = ""
@@ -108,7 +113,7 @@ class Table:
         "version": {"file", "pattern"},
         "copy": {"from", "to", "versions", "why"},
         "watch": {"names", "why"},
-        "insert": {"file", "before", "after", "within", "lines", "versions", "why"},
+        "insert": {"file", *PLACES, "within", "lines", "versions", "why"},
     }
 
     def __init__(self, path: Path) -> None:
@@ -190,16 +195,16 @@ class Table:
             raise TableError(f"{self.path}: no file matches {source!r}")
 
     def _insertion(self, entry: dict[str, Any]) -> Insertion:
-        where = [key for key in ("before", "after") if key in entry]
+        where = [key for key in PLACES if key in entry]
         if len(where) != 1 or "lines" not in entry or "file" not in entry:
             raise TableError(
                 f"{self.path}: an [[insert]] needs 'file', 'lines' and one of "
-                f"'before' and 'after' (file {entry.get('file')!r})"
+                f"'before', 'after', 'instead' (file {entry.get('file')!r})"
             )
         return Insertion(
             path=entry["file"],
             anchor=entry[where[0]].strip("\n").split("\n"),
-            after=where[0] == "after",
+            where=where[0],
             lines=entry["lines"].removesuffix("\n").split("\n"),
             within=entry.get("within"),
             why=entry.get("why", ""),

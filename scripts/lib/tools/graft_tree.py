@@ -27,6 +27,8 @@ class Record:
 
     copies: dict[str, str] = field(default_factory=dict)
     insertions: list[tuple[str, Lines]] = field(default_factory=list)
+    #: lines that are there, and those that they stand for
+    instead: list[tuple[str, Lines, Lines]] = field(default_factory=list)
 
 
 def find_block(text: Lines, block: Lines, start: int = 0) -> list[int]:
@@ -55,8 +57,20 @@ def insert(text: Lines, item: Insertion, same_before: int) -> None:
         raise GraftError(f"{item.name} not found")
     if len(places) > 1 and item.within is None:
         raise GraftError(f"{item.name} found {len(places)} times")
-    at = places[0] + (len(item.anchor) if item.after else 0)
-    text[at:at] = item.lines
+    size = len(item.anchor)
+    at = places[0] + (size if item.where == "after" else 0)
+    text[at : at + (size if item.where == "instead" else 0)] = item.lines
+
+
+def take_out(text: Lines, lines: Lines, anchor: Lines) -> None:
+    """Undoes one insertion, if it is there; @anchor: what it stands instead of."""
+    for at in find_block(text, lines)[:1]:
+        text[at : at + len(lines)] = anchor
+
+
+def replaced(item: Insertion) -> Lines:
+    """The lines that it takes the place of."""
+    return item.anchor if item.where == "instead" else []
 
 
 def digest(data: bytes) -> str:
@@ -79,6 +93,7 @@ class Tree:
             return Record(
                 dict(data["copies"]),
                 [(path, list(lines)) for path, lines in data["insertions"]],
+                [(path, list(a), list(b)) for path, a, b in data.get("instead", [])],
             )
         except FileNotFoundError:
             return Record()
@@ -108,8 +123,7 @@ class Tree:
             # without a record it may be grafted all the same
             lines = list(self.text(path))
             for item in inserted[path]:
-                for at in find_block(lines, item.lines)[:1]:
-                    del lines[at : at + len(item.lines)]
+                take_out(lines, item.lines, replaced(item))
             return "\n".join(lines)
 
         inserted: dict[str, list[Insertion]] = {}
@@ -119,14 +133,13 @@ class Tree:
 
     def undo(self) -> None:
         """Takes what the record names out of the texts."""
-        for path, lines in self.record.insertions:
+        undone = list(self.record.instead)
+        undone += [(path, lines, []) for path, lines in self.record.insertions]
+        for path, lines, anchor in undone:
             try:
-                text = self.text(path)
+                take_out(self.text(path), lines, anchor)
             except GraftError:
                 continue
-            places = find_block(text, lines)
-            if places:
-                del text[places[0] : places[0] + len(lines)]
 
     def apply(self, plan: Plan) -> None:
         """Puts the plan's insertions into the texts, checks its copies."""
@@ -161,7 +174,8 @@ class Tree:
         copies = {path: src.read_bytes() for path, src in plan.copies.items()}
         new = Record(
             {path: digest(data) for path, data in copies.items()},
-            [(item.path, item.lines) for item in plan.insertions],
+            [(i.path, i.lines) for i in plan.insertions if not replaced(i)],
+            [(i.path, i.lines, i.anchor) for i in plan.insertions if replaced(i)],
         )
         # if we are killed in the middle, the record covers both
         self._save(
@@ -169,6 +183,8 @@ class Tree:
                 {**self.record.copies, **new.copies},
                 self.record.insertions
                 + [x for x in new.insertions if x not in self.record.insertions],
+                self.record.instead
+                + [x for x in new.instead if x not in self.record.instead],
             )
         )
         count = 0
@@ -183,7 +199,7 @@ class Tree:
                 count += 1
         for path in set(self.record.copies) - set(copies):
             count += self._drop(path)
-        if new.copies or new.insertions:
+        if new.copies or plan.insertions:
             self._save(new)
         else:
             self.record_path.unlink(missing_ok=True)
@@ -210,7 +226,11 @@ class Tree:
         return 1
 
     def _save(self, record: Record) -> None:
-        data = {"copies": record.copies, "insertions": record.insertions}
+        data = {
+            "copies": record.copies,
+            "insertions": record.insertions,
+            "instead": record.instead,
+        }
         text = json.dumps(data, indent=1) + "\n"
         try:
             if self.record_path.read_text() == text:
