@@ -44,7 +44,7 @@ void cut_decide(KsmCut *c, size_t left, size_t limit, uint64_t todo)
     c->shortest = CHUNK_PAGES + 1;
     c->part = 1;
     c->too = false;
-    c->left = left;
+    c->left = MAX(left - MIN(left, LEFT_MIN), RUN_TAKES);
     if (left < LEFT_MIN || !c->n) {
         return;
     }
