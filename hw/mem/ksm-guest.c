@@ -437,8 +437,9 @@ static void guest_tell(KsmGuest *guest)
                     info.inhibited ?: "");
     reasons = ksm_guest_reasons(guest, &info);
     qapi_event_send_memory_ksm_state_change(guest->id, info.state, reasons,
-                                            reasons ? reasons->value->text
-                                                    : NULL);
+                                            info.failure ?:
+                                            info.inhibited ?:
+                                            info.group_gone);
     qapi_free_MemoryKsmReasonList(reasons);
 }
 

@@ -932,21 +932,30 @@ static void test_broken_runs(void)
     scene_end(&s);
 }
 
+/* 40 broken pages that stay, and 512 pages of nothing. */
+static bool scene_scattered(Scene *s)
+{
+    if (!scene_merged(s, KSM_DIRTY_PAGEMAP)) {
+        return false;
+    }
+    g_assert(ksm_discard(s->r, 512 * PAGE, 512 * PAGE) == 0);
+    mem_gone(s->m, 512, 512);
+    for (unsigned i = 0; i < 40; i++) {
+        mem_fill(s->m, 4 + 10 * i, 33000 + i);
+    }
+    util_passes(s->e, 4 * CHECK_PASSES);
+    return true;
+}
+
 /* No copy is made of pages equal only to broken ones that stay. */
 static void test_broken_lonely(void)
 {
     KsmStats stats;
     Scene s;
 
-    if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
+    if (!scene_scattered(&s)) {
         return;
     }
-    g_assert(ksm_discard(s.r, 512 * PAGE, 512 * PAGE) == 0);
-    mem_gone(s.m, 512, 512);
-    for (unsigned i = 0; i < 40; i++) {
-        mem_fill(s.m, 4 + 10 * i, 33000 + i);
-    }
-    util_passes(s.e, 4 * CHECK_PASSES);
     stats = util_stats(s.e);
     mem_fill_run(s.m, 600, 40, 33000, 1);
     util_passes(s.e, 8 * CHECK_PASSES);
@@ -965,15 +974,9 @@ static void test_broken_crowd(void)
     KsmStats stats;
     Scene s;
 
-    if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
+    if (!scene_scattered(&s)) {
         return;
     }
-    g_assert(ksm_discard(s.r, 512 * PAGE, 512 * PAGE) == 0);
-    mem_gone(s.m, 512, 512);
-    for (unsigned i = 0; i < 40; i++) {
-        mem_fill(s.m, 4 + 10 * i, 33000 + i);
-    }
-    util_passes(s.e, 4 * CHECK_PASSES);
     stats = util_stats(s.e);
     mem_fill_run(s.m, 600, 40, 33000, 1);
     mem_fill_run(s.m, 700, 40, 33000, 1);

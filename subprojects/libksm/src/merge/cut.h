@@ -23,6 +23,8 @@
 
 #include "base/page.h"
 
+#define CUT_BACKOFF 3u      /* log2 of passes, where mappings are left */
+
 typedef struct KsmCut {
     /* lately */
     uint32_t runs[CHUNK_PAGES + 1];     /* by their length */

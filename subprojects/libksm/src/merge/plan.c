@@ -39,16 +39,16 @@ bool plan_ripe(const KsmPlan *p, const KsmRegion *r, size_t chunk)
 static bool refuse(KsmPlan *p, KsmChunk *c, KsmReason reason, bool paid)
 {
     /* others were to have the mappings first, and have not taken them all */
-    bool more = reason == KSM_REASON_VMA_LIMIT &&
+    bool soon = reason == KSM_REASON_VMA_LIMIT &&
                 cut_has_left(vmas_left(p->vmas), p->vmas->limit);
 
     costs_doubt(p->costs);
     chunk_set_reason(p->region, c, reason);
     c->tried = c->gain;
-    if (!paid && !more) {
-        c->backoff = MIN(c->backoff + 1, 6);
+    if (!paid) {
+        c->backoff = MIN(c->backoff + 1, soon ? CUT_BACKOFF : 6);
     }
-    c->wait = paid || more ? 1 : 1u << c->backoff;
+    c->wait = paid ? 1 : 1u << c->backoff;
     p->doubtful = paid;
     return false;
 }
@@ -329,10 +329,13 @@ static unsigned run_pages(const KsmPlan *p, unsigned i)
     return n;
 }
 
-/* Pages that want mappings, here and elsewhere, as far as is known. */
+/*
+ * Pages that want mappings, here and elsewhere, as far as is known: not those
+ * that are not worth it, whatever mappings there are.
+ */
 static uint64_t pages_todo(const KsmPlan *p)
 {
-    uint64_t count[PAGE_STATES] = { 0 }, equal, known;
+    uint64_t count[PAGE_STATES] = { 0 }, unworthy = 0, equal, known;
 
     for (unsigned i = 0; i < p->regions->len; i++) {
         const KsmRegion *r = g_ptr_array_index(p->regions, i);
@@ -341,10 +344,12 @@ static uint64_t pages_todo(const KsmPlan *p)
         count[PAGE_UNIQUE] += r->count[PAGE_UNIQUE];
         count[PAGE_EQUAL] += r->count[PAGE_EQUAL];
         count[PAGE_MERGED] += r->count[PAGE_MERGED];
+        unworthy += r->gain[KSM_REASON_NOT_WORTH];
     }
     equal = count[PAGE_EQUAL] + count[PAGE_MERGED];
     known = equal + count[PAGE_UNIQUE];
-    return count[PAGE_EQUAL] + count[PAGE_NEW] * equal / MAX(known, 1);
+    return count[PAGE_EQUAL] - MIN(count[PAGE_EQUAL], unworthy) +
+           count[PAGE_NEW] * equal / MAX(known, 1);
 }
 
 /* Drops the runs that are to have no mappings. */
