@@ -68,6 +68,23 @@ def why_bad(case: ET.Element) -> str:
     return f": {' '.join(words)[:300]}" if words else ""
 
 
+DEATH = re.compile(
+    r"^(?:Bail out! )?(ERROR:.*|\*\* .*ERROR.*|.*runtime error: .*|SUMMARY: \w+Sanitizer.*)$",
+    re.MULTILINE,
+)
+
+
+def why_died(build: Path, name: str) -> str:
+    """Of a test of meson's: what its last words are about, for the line of the test."""
+    try:
+        log = (build / "meson-logs" / "testlog.txt").read_text(errors="replace")
+    except OSError:
+        return ""
+    test = re.search(rf"^test: +{re.escape(name)}$.*?(?=^test: |\Z)", log, re.M | re.S)
+    words = DEATH.search(test[0]) if test else None
+    return f": {words[1][:200]}" if words else ""
+
+
 class Step:
     """A step's log, what it has to say, and the running of its commands."""
 
@@ -244,7 +261,7 @@ class Step:
         summary = "\n".join(lines).partition("Summary of Failures:")[2]
         for name in re.findall(r"^\s*\d+/\d+ (\S+ / \S+)", summary, re.MULTILINE):
             if not any(name.split(" / ")[0] in known for known in result.failed):
-                result.failed.append(name)
+                result.failed.append(f"{name}{why_died(build, name)}")
         return result
 
 

@@ -21,6 +21,7 @@
 #include "base/prim.h"
 #include "engine/state.h"
 #include "house.h"
+#include "still.h"
 #include "stores.h"
 
 #define PAGES   (4 * 512u)
@@ -709,7 +710,7 @@ static void node_of(int node)
     g_assert(thread_mode == 8);
     g_assert(allocated > 0);
     g_assert(node < 0 ? policy_calls == 0 : allocated_wrong == 0);
-    prim = prim_real;
+    still_calls();
     util_remove(r);
     ksm_engine_free(e);
     mem_check(m);
@@ -897,7 +898,7 @@ static int count_advise(void *addr, size_t len, int advice)
 static ssize_t count_pagemap(PmScan *scan)
 {
     calls++;
-    return prim_real.pagemap(scan);
+    return still_pagemap(scan);
 }
 
 static void *count_map(void *addr, size_t len, int prot, int flags, int fd,
@@ -954,7 +955,7 @@ static void count_calls(size_t len, unsigned n[3])
     util_remove(r);
     n[2] = calls;
     g_assert(e->lock.next - turns < 100);
-    prim = prim_real;
+    still_calls();
     part_check(mem, len / 2, 1000);
     munmap(mem, len);
     ksm_engine_free(e);
@@ -1844,7 +1845,7 @@ static bool un_start(Pair *p)
 
 static void un_end(Pair *p)
 {
-    prim = prim_real;
+    still_calls();
     p->a->busy = p->b->busy = false;
     pair_end(p);
 }
@@ -2038,7 +2039,7 @@ static void test_registered_refused(void)
     more = ksm_region_add(p.e, c->addr, c->pages * PAGE, -1, &mem_ops, c, &err);
     g_assert(!more && err && !unregister_left);
     p.e->dir.used -= DIR_MAX;
-    prim = prim_real;
+    still_calls();
     more = util_add(p.e, c, &mem_ops);
     util_remove(more);
     mem_free(c);

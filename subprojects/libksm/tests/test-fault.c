@@ -19,6 +19,7 @@
 #include "base/prim.h"
 #include "memory/region.h"
 #include "house.h"
+#include "still.h"
 #include "stores.h"
 
 static long calls;          /* counted in this run */
@@ -217,14 +218,14 @@ static ssize_t f_pagemap(PmScan *scan)
         return -ENOMEM;
     }
     if (!hit("pagemap", 2)) {
-        return prim_real.pagemap(scan);
+        return still_pagemap(scan);
     }
     if (fail_mode == 0) {
         return -ENOMEM;
     }
     /* only part of it */
     half.end -= (scan->end - scan->start) / PAGE / 2 * PAGE;
-    ret = prim_real.pagemap(&half);
+    ret = still_pagemap(&half);
     scan->walk_end = half.walk_end;
     return ret;
 }
@@ -424,7 +425,7 @@ static void fault_all(KsmDirtySource dirty, const KsmRegionOps *ops,
         }
     }
     g_test_message("%ld runs, last position %ld", runs, fail_at);
-    prim = prim_real;
+    still_calls();
     mem_free(mem_a);
     mem_free(mem_b);
 }

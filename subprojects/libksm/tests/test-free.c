@@ -13,6 +13,7 @@
 #include "watch/free.h"
 #include "watch/pressure.h"
 #include "fake-root.h"
+#include "still.h"
 #include "util.h"
 
 #define PAGES 1024
@@ -525,7 +526,7 @@ static void seen_end(KsmFreer *freer)
 {
     ksm_freer_free(freer);
     g_assert(seen.files == 0);
-    prim = prim_real;
+    still_calls();
 }
 
 static void check_advice(unsigned i, size_t page, size_t n, int advice)
@@ -824,7 +825,7 @@ static void test_leaks(FakeRoot *root, gconstpointer data)
     fake_write(root, "cg/memory/memory.failcnt", "5\n");
     seen_start(NO_SWAP);
     g_assert(!util_leaks(live_and_die, root, 200));
-    prim = prim_real;
+    still_calls();
 }
 
 int main(int argc, char **argv)

@@ -9,6 +9,7 @@
 
 #include "base/prim.h"
 #include "rooms.h"
+#include "still.h"
 #include "share/pool.h"
 
 /* Two areas with equal content, merged. */
@@ -720,7 +721,7 @@ static int wp_scan(int pagemap, char *addr, size_t len, bool protect,
         .vec_len = n,
     };
 
-    return prim_real.pagemap(&scan);
+    return still_pagemap(&scan);
 }
 
 static Rooms *wp_rooms;

@@ -13,6 +13,7 @@
 
 #include "base/prim.h"
 #include "rooms.h"
+#include "still.h"
 
 #define PAGES   1024u
 #define BROKEN  128u    /* pages of a chunk that are copied on write */
@@ -119,7 +120,7 @@ static bool scene_start(Scene *s)
 
 static void scene_end(Scene *s)
 {
-    prim = prim_real;
+    still_calls();
     s->a->busy = s->b->busy = false;
     rooms_check(&s->f, s->ra);
     rooms_check(&s->f, s->rb);

@@ -21,6 +21,7 @@
 #include "engine/state.h"
 #include "merge/quiet.h"
 #include "house.h"
+#include "still.h"
 #include "stores.h"
 
 #define PAGES   (4 * 512u)
@@ -182,13 +183,13 @@ static ssize_t crowd_pagemap(PmScan *scan)
 
     if (scan->start == (uintptr_t)page_addr(r, 2 * CHUNK_PAGES) &&
         r->chunk[2].fresh && !r->chunk[2].written && s->phase != PHASE_SYNC) {
-        prim.pagemap = prim_real.pagemap;
+        prim.pagemap = still_pagemap;
         r->chunk[3].flags |= CHUNK_QUEUED;
         for (; s->n_ripe < RIPE_MAX; s->n_ripe++) {
             s->ripe[s->n_ripe] = page_id(r, 3 * CHUNK_PAGES);
         }
     }
-    return prim_real.pagemap(scan);
+    return still_pagemap(scan);
 }
 
 /* A chunk without room in the queue is visited in the next pass. */
@@ -206,7 +207,7 @@ static void test_queue_full(void)
     crowded = &s;
     prim.pagemap = crowd_pagemap;
     util_passes(s.e, 3);
-    g_assert(prim.pagemap == prim_real.pagemap);
+    g_assert(prim.pagemap == still_pagemap);
     util_passes(s.e, 3);
     g_assert(util_stats(s.e).pages_sharing == 512);
     scene_end(&s);
@@ -395,11 +396,11 @@ static ssize_t back_pagemap(PmScan *scan)
 
     if (scan->protect &&
         scan->start == (uintptr_t)(m->addr + BACK_ONE * PAGE_BYTES)) {
-        prim.pagemap = prim_real.pagemap;
+        prim.pagemap = still_pagemap;
         mem_fill(m, BACK_ONE, 7777);
         mem_fill(m, BACK_MANY + 3, 7778);
     }
-    return prim_real.pagemap(scan);
+    return still_pagemap(scan);
 }
 
 static bool back_start(Scene *s)
@@ -448,7 +449,7 @@ static void test_back_written(void)
         backed = &s;
         prim.pagemap = back_pagemap;
         back_end(&s, 1024 + 2);
-        g_assert(prim.pagemap == prim_real.pagemap);
+        g_assert(prim.pagemap == still_pagemap);
     }
 }
 
@@ -488,7 +489,7 @@ static int touch_advise(void *addr, size_t len, int advice)
 static ssize_t touch_pagemap(PmScan *scan)
 {
     touched += scan->protect;
-    return prim_real.pagemap(scan);
+    return still_pagemap(scan);
 }
 
 /* Counts calls that remap memory or would cost the guest faults. */
@@ -500,7 +501,7 @@ static void touches_count(const Mem *on)
     prim.uffd_register = on ? touch_register : prim_real.uffd_register;
     prim.uffd_protect = on ? touch_protect : prim_real.uffd_protect;
     prim.advise = on ? touch_advise : prim_real.advise;
-    prim.pagemap = on ? touch_pagemap : prim_real.pagemap;
+    prim.pagemap = on ? touch_pagemap : still_pagemap;
 }
 
 static size_t pool_memory(const KsmEngine *e)
@@ -1659,7 +1660,7 @@ static void fails_end(void)
     prim.uffd_move = prim_real.uffd_move;
     prim.uffd_register = prim_real.uffd_register;
     prim.uffd_unregister = prim_real.uffd_unregister;
-    prim.pagemap = prim_real.pagemap;
+    prim.pagemap = still_pagemap;
     prim.read_at = prim_real.read_at;
     prim.map = prim_real.map;
 }
@@ -1824,7 +1825,7 @@ static ssize_t arm_pagemap(PmScan *scan)
         g_assert(scan->start / CHUNK == (scan->end - 1) / CHUNK);
         armed += (scan->end - scan->start) / PAGE;
     }
-    return prim_real.pagemap(scan);
+    return still_pagemap(scan);
 }
 
 static bool array_written;  /* memory for what is kept of @asked_page */
@@ -1876,7 +1877,7 @@ static void test_arm(gconstpointer data)
     ksm_discard(s.r, 0, 412 * PAGE);
     mem_gone(s.m, 0, 412);
     util_passes(s.e, 4);
-    prim.pagemap = prim_real.pagemap;
+    prim.pagemap = still_pagemap;
     scene_end(&s);
 }
 
@@ -1977,7 +1978,7 @@ static ssize_t count_looks(PmScan *scan)
     g_assert(asked_chunk(scan) < G_N_ELEMENTS(looks));
     looks[asked_chunk(scan)]++;
     g_assert(!scan->protect);
-    return prim_real.pagemap(scan);
+    return still_pagemap(scan);
 }
 
 /*
@@ -2014,7 +2015,7 @@ static void test_rest_turns(gconstpointer data)
     g_assert(util_stats(s.e).zero_pages == 0);
     util_passes(s.e, CHECK_PASSES);
     g_assert(looks[0] == 3 && looks[1] == 2 && looks[2] == 2);
-    prim.pagemap = prim_real.pagemap;
+    prim.pagemap = still_pagemap;
     ksm_engine_set_run(s.e, true);
     scene_end(&s);
 }
@@ -2030,7 +2031,7 @@ static ssize_t order_looks(PmScan *scan)
         !turns[chunk]) {
         turns[chunk] = ++turn;
     }
-    return prim_real.pagemap(scan);
+    return still_pagemap(scan);
 }
 
 /* A pass in which there is something new in chunks 0 and 3. */
@@ -2071,8 +2072,94 @@ static void test_order(void)
     util_passes(s.e, 4);
     pass_order(&s, 102);
     g_assert(turns[0] < turns[3]);
-    prim.pagemap = prim_real.pagemap;
+    prim.pagemap = still_pagemap;
     scene_end(&s);
+}
+
+/* --- pages that are away --- */
+
+static bool away;
+static const Mem *away_mem;
+
+/* All of chunk 1 is swapped out, or being moved elsewhere. */
+static ssize_t away_pagemap(PmScan *scan)
+{
+    ssize_t got = still_pagemap(scan);
+
+    if (scan->protect || scan->end - scan->start > CHUNK ||
+        scan->start != (uintptr_t)away_mem->addr + CHUNK) {
+        return got;
+    }
+    looks[1]++;
+    for (ssize_t i = 0; away && i < got; i++) {
+        scan->vec[i].kinds &= ~PM_PRESENT;
+        scan->vec[i].kinds |= PM_SWAPPED;
+    }
+    return got;
+}
+
+/* Nothing is merged of chunk 1, which is equal to chunk 0 since it went. */
+static bool scene_away(Scene *s, KsmDirtySource dirty)
+{
+    if (!scene_start(s, KSM_SCOPE_VM, dirty, MEM_SMALL)) {
+        return false;
+    }
+    mem_fill_run(s->m, 0, 512, 1, 1);
+    mem_fill_run(s->m, 512, 512, 7000, 1);
+    util_passes(s->e, 4);
+    mem_fill_run(s->m, 512, 512, 1, 1);
+    away_mem = s->m;
+    away = true;
+    prim.pagemap = away_pagemap;
+    return true;
+}
+
+static void scene_away_end(Scene *s)
+{
+    prim.pagemap = still_pagemap;
+    scene_end(s);
+}
+
+/* What migrates while it is looked at is looked at again, if not written. */
+static void test_away_moment(gconstpointer data)
+{
+    Scene s;
+
+    if (!scene_away(&s, GPOINTER_TO_INT(data))) {
+        return;
+    }
+    util_passes(s.e, 3);
+    g_assert(s.r->count[PAGE_SWAPPED] == 512);
+    away = false;
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).pages_sharing == 512);
+    /* merged, and written in part: the others migrate, and are merged again */
+    mem_fill_run(s.m, 512 + 64, 64, 7000, 1);
+    away = true;
+    util_passes(s.e, 2);
+    away = false;
+    mem_fill_run(s.m, 512 + 64, 64, 1 + 64, 1);
+    g_assert(passes_until(&s, 512));
+    scene_away_end(&s);
+}
+
+/* Swapped out for long: looked at ever less, and merged when it is read. */
+static void test_away_long(gconstpointer data)
+{
+    Scene s;
+
+    if (!scene_away(&s, GPOINTER_TO_INT(data))) {
+        return;
+    }
+    util_passes(s.e, 6);
+    looks[1] = 0;
+    util_passes(s.e, 120);
+    g_assert(looks[1] >= 3 && looks[1] <= 6);
+    g_assert(s.r->count[PAGE_SWAPPED] == 512);
+    away = false;
+    util_passes(s.e, 128);
+    g_assert(util_stats(s.e).pages_sharing == 512);
+    scene_away_end(&s);
 }
 
 /* --- smart scan --- */
@@ -2450,7 +2537,7 @@ static void test_idle_queue_full(void)
     g_assert(pass_wait(s.e) <= SECOND);
     pass_wait(s.e);
     g_assert(turns[2]);
-    prim.pagemap = prim_real.pagemap;
+    prim.pagemap = still_pagemap;
     prim.now_ns = prim_real.now_ns;
     prim.cpu_ns = util_cpu_by_call;
     scene_end(&s);
@@ -2499,7 +2586,7 @@ static ssize_t kinds_refused(PmScan *scan)
     /* what is populated at all may be known */
     if (scan->protect || asked_chunk(scan) >= G_N_ELEMENTS(looks) ||
         scan->end - scan->start > CHUNK) {
-        return prim_real.pagemap(scan);
+        return still_pagemap(scan);
     }
     looks[asked_chunk(scan)]++;
     return -ENOMEM;
@@ -2528,7 +2615,7 @@ static void test_look_fails(void)
         }
     }
     g_assert(util_stats(s.e).pages_scanned == 0);
-    prim.pagemap = prim_real.pagemap;
+    prim.pagemap = still_pagemap;
     g_assert(passes_until(&s, 512));
     scene_end(&s);
 }
@@ -2620,7 +2707,7 @@ static ssize_t count_asks(PmScan *scan)
 {
     asks++;
     asks_protect += scan->protect;
-    return prim_real.pagemap(scan);
+    return still_pagemap(scan);
 }
 
 /*
@@ -2641,7 +2728,7 @@ static void test_asks(gconstpointer data)
     asks = asks_protect = 0;
     util_passes(s.e, 1);
     g_assert(asks == 1 && asks_protect == 0);
-    prim.pagemap = prim_real.pagemap;
+    prim.pagemap = still_pagemap;
     mem_fill_run(s.m, 0, PAGES, 1, 1);
     util_passes(s.e, 9);
     prim.pagemap = count_asks;
@@ -2651,7 +2738,7 @@ static void test_asks(gconstpointer data)
     if (dirty != KSM_DIRTY_CHECKSUM) {
         g_assert(asks == asks_protect);
     }
-    prim.pagemap = prim_real.pagemap;
+    prim.pagemap = still_pagemap;
     scene_end(&s);
 }
 
@@ -2748,7 +2835,7 @@ static void test_log_unknown(void)
 
 static ssize_t protect_refused(PmScan *scan)
 {
-    return scan->protect ? -ENOMEM : prim_real.pagemap(scan);
+    return scan->protect ? -ENOMEM : still_pagemap(scan);
 }
 
 /* The same where the kernel does not tell; but free is not used. */
@@ -2765,7 +2852,7 @@ static void test_pagemap_unknown(void)
     g_assert(ksm_free_hint(s.r, 100 * PAGE, 20 * PAGE) == 0);
     prim.pagemap = protect_refused;
     util_passes(s.e, 1);
-    prim.pagemap = prim_real.pagemap;
+    prim.pagemap = still_pagemap;
     stats = util_stats(s.e);
     g_assert(stats.pages_volatile == PAGES - 20);
     g_assert(stats.reasons[KSM_REASON_FREED] == 20);
@@ -3174,6 +3261,17 @@ int main(int argc, char **argv)
     g_test_add_data_func("/scan/arm/zero", GINT_TO_POINTER(false), test_arm);
     add_sources("/scan/rest-turns", test_rest_turns);
     g_test_add_func("/scan/order", test_order);
+    for (unsigned i = 0; i < 2; i++) {
+        g_autofree char *moment = g_strdup_printf("/scan/away/moment/%s",
+                                                  sources[i].name);
+        g_autofree char *longer = g_strdup_printf("/scan/away/long/%s",
+                                                  sources[i].name);
+
+        g_test_add_data_func(moment, GINT_TO_POINTER(sources[i].dirty),
+                             test_away_moment);
+        g_test_add_data_func(longer, GINT_TO_POINTER(sources[i].dirty),
+                             test_away_long);
+    }
     g_test_add_func("/scan/smart/equal", test_smart_equal);
     g_test_add_func("/scan/rescan/ages", test_rescan);
     g_test_add_func("/scan/rescan/tried", test_rescan_tried);

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "still.h"
 #include "util.h"
 
 Mem *mem_new(size_t pages, size_t skip, MemPages kind)
@@ -32,6 +33,9 @@ Mem *mem_new(size_t pages, size_t skip, MemPages kind)
                      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     g_assert(m->shadow != MAP_FAILED);
     m->log = g_new0(unsigned long, pages / 64 + 1);
+    if (prim.pagemap == prim_real.pagemap) {
+        prim.pagemap = still_pagemap;
+    }
     return m;
 }
 
@@ -108,21 +112,8 @@ size_t mem_differs(const Mem *m)
 }
 
 #define PM_ENTRY_PRESENT    (1ull << 63)
-#define PM_ENTRY_SWAP       (1ull << 62)
 #define PM_ENTRY_FILE       (1ull << 61)
-/*
- * Its type, in the low 5 bits, by include/linux/swap.h: migration is 24 to 26
- * where device memory is built in (then that is 27 to 30), else 28 to 30.
- */
-#define TYPES_MIGRATION     0x77000000u
 #define MIGRATION_TRIES     1000u
-
-/* Is the kernel moving the page elsewhere just now?  For others' huge pages. */
-static bool is_migrating(uint64_t entry)
-{
-    return (entry & PM_ENTRY_SWAP) && !(entry & PM_ENTRY_PRESENT) &&
-           (TYPES_MIGRATION >> (entry & 0x1f) & 1);
-}
 
 static size_t pagemap_count(const Mem *m, size_t page, size_t n,
                             uint64_t mask, uint64_t want)
@@ -137,7 +128,7 @@ static size_t pagemap_count(const Mem *m, size_t page, size_t n,
 
         for (unsigned tries = 0; tries < MIGRATION_TRIES; tries++) {
             g_assert(pread(fd, &entry, sizeof(entry), at) == sizeof(entry));
-            if (!is_migrating(entry)) {
+            if (!still_not(entry)) {
                 break;
             }
             g_usleep(1000);

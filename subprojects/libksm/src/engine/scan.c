@@ -39,6 +39,7 @@
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
 #define RETRIES_MAX     16u     /* in a pass, of a plan that was refused */
 #define BACKOFF_MAX     6u      /* log2 of passes */
+#define AWAY_MAX        7u      /* ... between looks for swapped-out pages */
 #define BACKOFF_FORK    3u
 
 static bool page_skip(KsmEngine *e, KsmRegion *r, size_t page)
@@ -244,11 +245,28 @@ static bool chunk_kinds(KsmEngine *e, KsmRegion *r, size_t chunk)
                      e->scan.kinds + lo) == 0;
 }
 
+/*
+ * A page that migrates (compaction, NUMA balancing) looks swapped out for a
+ * moment, and one that a read has swapped in is in no log: these are looked for
+ * again, ever less often.
+ */
+static void chunk_away(KsmEngine *e, KsmChunk *c, bool some, bool changed)
+{
+    if (!some) {
+        c->away = c->away_wait = 0;
+        return;
+    }
+    c->away = changed ? 0 : MIN(c->away + 1, AWAY_MAX);
+    c->away_wait = 1u << c->away;
+    e->scan.again |= changed;
+}
+
 /* False: the chunk's page tables cannot be had. */
 static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
     size_t first = chunk * CHUNK_PAGES;
+    uint64_t swapped = r->count[PAGE_SWAPPED];
     uint8_t all = 0;
 
     chunk_unshare(e, r, chunk);
@@ -262,6 +280,7 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
             page_look(e, r, first + i, e->scan.kinds[i]);
         }
     }
+    chunk_away(e, c, all & PM_SWAPPED, r->count[PAGE_SWAPPED] != swapped);
     tail_look(e, r, chunk);
     c->flags &= ~(CHUNK_HUGE | CHUNK_CHECK);
     if (all & PM_HUGE) {
@@ -788,6 +807,9 @@ static void waits_count(const KsmScan *s, size_t chunk, size_t end)
             c->failed_in = 0;   /* marks come again */
         }
         if (c->wait && --c->wait == 0) {
+            c->flags |= CHUNK_VISIT;
+        }
+        if (c->away_wait && --c->away_wait == 0) {
             c->flags |= CHUNK_VISIT;
         }
     }

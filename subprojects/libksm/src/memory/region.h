@@ -118,6 +118,8 @@ typedef struct KsmChunk {
     uint8_t backoff;    /* log2 of that wait, grows with each refusal */
     uint8_t hot;        /* log2 of passes between looks for writes */
     uint8_t hot_wait;   /* of those still to go */
+    uint8_t away;       /* log2 of passes between looks for SWAPPED pages */
+    uint8_t away_wait;  /* of those still to go; 0: none is SWAPPED */
     uint8_t visited_in; /* mark of a pass; 0: none */
     uint8_t failed_in;  /* in which merging was tried for nothing; 0: none */
     uint8_t yield;      /* 0 to 255: how much was merged here lately */
