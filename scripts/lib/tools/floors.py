@@ -30,6 +30,7 @@ TEST_FLOORS = {
     "move": "base",
     "slow-file": "base",
     "slower": "base",
+    "still": "base",
     "util": "base",
     "fake-store": "share",
     "peer": "share",
