@@ -115,7 +115,7 @@ def numa_spec(scope: str, **changes: object) -> GuestSpec:
         memory_mib=sum(NODES),
         cpus=len(NODES),
         backend=None,
-        cache_mib=96,
+        cache_mib=32,
         private_mib=24,
         load=50,
         extra=extra,
