@@ -30,8 +30,9 @@ static bool range_is_still(int fd, const PmRange *range)
     for (uintptr_t at = range->start; at < range->end; at += PAGE_BYTES) {
         off_t offset = at / PAGE_BYTES * sizeof(entry);
 
+        /* or it was, and has arrived */
         if (pread(fd, &entry, sizeof(entry), offset) == sizeof(entry) &&
-            still_not(entry)) {
+            (still_not(entry) || entry >> ENTRY_PRESENT & 1)) {
             return false;
         }
     }

@@ -144,7 +144,8 @@ static int settle_pages(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
         if (page_state(r, page + i) != PAGE_FREED) {
             continue;
         }
-        if ((r->state[page + i] & PAGE_BLIND) && (kinds[i] & PM_PRESENT)) {
+        /* also one that migrates: no log will name it again */
+        if ((r->state[page + i] & PAGE_BLIND) && kind_is_populated(kinds[i])) {
             page_set(r, page + i, PAGE_NEW);
             page_mark(r, page + i, true);
         }

@@ -252,13 +252,15 @@ static bool chunk_kinds(KsmEngine *e, KsmRegion *r, size_t chunk)
  */
 static void chunk_away(KsmEngine *e, KsmChunk *c, bool some, bool changed)
 {
+    G_STATIC_ASSERT(1u << AWAY_MAX <= UINT8_MAX);
+
+    e->scan.again |= changed;
     if (!some) {
         c->away = c->away_wait = 0;
         return;
     }
     c->away = changed ? 0 : MIN(c->away + 1, AWAY_MAX);
     c->away_wait = 1u << c->away;
-    e->scan.again |= changed;
 }
 
 /* False: the chunk's page tables cannot be had. */
@@ -615,6 +617,7 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
 static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     uint64_t cpu = prim.cpu_ns(), broken = r->cow_broken;
+    uint64_t swapped = r->count[PAGE_SWAPPED];
     size_t page = chunk * CHUNK_PAGES;
 
     tail_rest(e, r, chunk);
@@ -627,6 +630,9 @@ static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
                 page_look(e, r, page, e->scan.kinds[i]);
             }
         }
+    }
+    if (r->count[PAGE_SWAPPED] != swapped) {
+        r->chunk[chunk].flags |= CHUNK_VISIT;   /* after the rest */
     }
     /* more will be: look again soon */
     e->scan.again |= r->cow_broken > broken;
