@@ -14,7 +14,7 @@ from test_scope_group import boot, kinds, pooled, wait_shared
 from test_scope_vm import churn, spec_of
 from test_top import PAGE, by_name, look, with_socket
 
-from guest.qemu import Guest, GuestSpec
+from guest.qemu import Guest, GuestError, GuestSpec
 from host import ksmsys
 from host.hostd import Hostd
 from host.ksm_guard import guard
@@ -117,7 +117,12 @@ def test_driven(image: Path, scope_vm: str, tmp_path: Path) -> None:
         for guest in guests:
             guest.command("alloc 24 alone")
         for guest in guests:
-            guest.wait_for("merged by ksmd", lambda g=guest: by_kernel(g) > 0, 180)
+            try:
+                guest.wait_for("merged by ksmd", lambda g=guest: by_kernel(g) > 0, 180)
+            except GuestError as error:
+                # seen once: was nothing left, or was it not driven?
+                said = [hostd.status(), daemon.status(), guest.backend_stats()]
+                raise AssertionError(f"{error}: {said}") from error
         status = daemon.status()
         assert status["left"] == sum(each["left"] for each in status["members"]) > 0
         assert status["left_merged"] > 0
