@@ -189,7 +189,10 @@ static bool vma_read(FILE *smaps, size_t size, KsmVma *vma)
     return false;
 }
 
-bool ksm_vma_find(QTestState *qts, size_t size, KsmVma *vma)
+/* smaps is read in pieces, and what changes meanwhile may be passed over. */
+#define SMAPS_TRIES 50
+
+static bool vma_look(QTestState *qts, size_t size, KsmVma *vma)
 {
     g_autofree char *path = g_strdup_printf("/proc/%d/smaps", qtest_pid(qts));
     g_autofree char *line = NULL;
@@ -205,6 +208,20 @@ bool ksm_vma_find(QTestState *qts, size_t size, KsmVma *vma)
     }
     fclose(smaps);
     return found;
+}
+
+bool ksm_vma_find(QTestState *qts, size_t size, KsmVma *vma)
+{
+    for (int i = 0; i < SMAPS_TRIES; i++) {
+        if (vma_look(qts, size, vma)) {
+            if (i) {
+                g_test_message("found at look %d", i + 1);
+            }
+            return true;
+        }
+        g_usleep(20000);
+    }
+    return false;
 }
 
 bool ksm_vma_has(QTestState *qts, size_t size, const char *flag)
