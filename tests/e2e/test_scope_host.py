@@ -120,7 +120,7 @@ def test_driven(image: Path, scope_vm: str, tmp_path: Path) -> None:
             try:
                 guest.wait_for("merged by ksmd", lambda g=guest: by_kernel(g) > 0, 180)
             except GuestError as error:
-                # seen once: was nothing left, or was it not driven?
+                # was nothing left, or was it not driven?
                 said = [hostd.status(), daemon.status(), guest.backend_stats()]
                 raise AssertionError(f"{error}: {said}") from error
         status = daemon.status()

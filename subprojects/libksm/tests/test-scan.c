@@ -3288,17 +3288,12 @@ int main(int argc, char **argv)
     add_sources("/scan/rest-turns", test_rest_turns);
     g_test_add_func("/scan/order", test_order);
     g_test_add_func("/scan/away/freed", test_away_freed);
-    for (unsigned i = 0; i < 2; i++) {
-        g_autofree char *moment = g_strdup_printf("/scan/away/moment/%s",
-                                                  sources[i].name);
-        g_autofree char *longer = g_strdup_printf("/scan/away/long/%s",
-                                                  sources[i].name);
-
-        g_test_add_data_func(moment, GINT_TO_POINTER(sources[i].dirty),
-                             test_away_moment);
-        g_test_add_data_func(longer, GINT_TO_POINTER(sources[i].dirty),
-                             test_away_long);
-    }
+    add_sources("/scan/away/moment", test_away_moment);
+    /* without a source all is looked at in each pass */
+    g_test_add_data_func("/scan/away/long/pagemap",
+                         GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_away_long);
+    g_test_add_data_func("/scan/away/long/log",
+                         GINT_TO_POINTER(KSM_DIRTY_LOG), test_away_long);
     g_test_add_func("/scan/smart/equal", test_smart_equal);
     g_test_add_func("/scan/rescan/ages", test_rescan);
     g_test_add_func("/scan/rescan/tried", test_rescan_tried);
