@@ -2163,6 +2163,30 @@ static void test_away_long(gconstpointer data)
     scene_away_end(&s);
 }
 
+/* The same, swapped out when it was first seen. */
+static void test_away_first(gconstpointer data)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, GPOINTER_TO_INT(data), MEM_SMALL)) {
+        return;
+    }
+    away_mem = s.m;
+    away = true;
+    prim.pagemap = away_pagemap;
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    util_passes(s.e, 6);
+    looks[1] = 0;
+    util_passes(s.e, 120);
+    g_assert(looks[1] >= 3 && looks[1] <= 6);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    away = false;
+    util_passes(s.e, 128);
+    g_assert(util_stats(s.e).pages_sharing == 512);
+    scene_away_end(&s);
+}
+
 /* Freed, written before the log is read, and gone when that is settled. */
 static void test_away_freed(void)
 {
@@ -3294,6 +3318,10 @@ int main(int argc, char **argv)
                          GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_away_long);
     g_test_add_data_func("/scan/away/long/log",
                          GINT_TO_POINTER(KSM_DIRTY_LOG), test_away_long);
+    g_test_add_data_func("/scan/away/first/pagemap",
+                         GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_away_first);
+    g_test_add_data_func("/scan/away/first/log",
+                         GINT_TO_POINTER(KSM_DIRTY_LOG), test_away_first);
     g_test_add_func("/scan/smart/equal", test_smart_equal);
     g_test_add_func("/scan/rescan/ages", test_rescan);
     g_test_add_func("/scan/rescan/tried", test_rescan_tried);

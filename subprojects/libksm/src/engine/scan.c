@@ -288,7 +288,7 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (all & PM_HUGE) {
         c->flags |= CHUNK_HUGE;
     }
-    if ((all & PM_PRESENT) && !(c->flags & CHUNK_ARMED)) {
+    if ((all & (PM_PRESENT | PM_SWAPPED)) && !(c->flags & CHUNK_ARMED)) {
         dirty_arm(&e->dirty, r, chunk);
     }
     e->scan.empty = !all;

@@ -24,6 +24,7 @@
 #define PAGEMAP_BATCH 512
 /* pagemap: Documentation/admin-guide/mm/pagemap.rst */
 #define PAGEMAP_EXCLUSIVE (1ull << 56)
+#define PAGEMAP_SWAPPED (1ull << 62)
 #define PAGEMAP_PRESENT (1ull << 63)
 
 /* What was released lazily within one KSM_CHUNK_SIZE. */
@@ -185,9 +186,17 @@ static void let_go(KsmFreer *freer, GList *link)
 }
 
 /*
- * MADV_FREE passes over a page that is shared with a child.  Being lazy gains
- * nothing there, so it is dropped.  One call per run of the same kind.
+ * MADV_FREE passes over a page that is shared with a child, or that is being
+ * moved, which looks swapped out.  Being lazy gains nothing there, so it is
+ * dropped.
  */
+static bool gains_nothing(uint64_t entry)
+{
+    return (entry & PAGEMAP_SWAPPED) ||
+           ((entry & PAGEMAP_PRESENT) && !(entry & PAGEMAP_EXCLUSIVE));
+}
+
+/* One call per run of the same kind. */
 static int free_lazily(KsmFreer *freer, char *addr, size_t len)
 {
     uint64_t entries[PAGEMAP_BATCH];
@@ -206,8 +215,7 @@ static int free_lazily(KsmFreer *freer, char *addr, size_t len)
             return prim.advise(addr, len, MADV_FREE);
         }
         for (size_t i = 0; i < n; i++) {
-            entries[i] = (entries[i] & PAGEMAP_PRESENT) &&
-                         !(entries[i] & PAGEMAP_EXCLUSIVE);
+            entries[i] = gains_nothing(entries[i]);
         }
         for (size_t i = 1; i <= n && ret == 0; i++) {
             if (i == n || entries[i] != entries[start]) {
