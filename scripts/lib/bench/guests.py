@@ -184,52 +184,68 @@ def guests(session: Session) -> Metrics:
     return metrics
 
 
+#: a write may wait for pages that are away, and for a copy of a merged page
+STALL_SCOPES = ("vm", "group")
+
+
+def stall_scope(session: Session, scope: str, image: Path) -> Metrics:
+    """One guest of three writes, while all three are merged, and while none is."""
+    seconds = 3 if session.quick else 10
+    rounds = 2 if session.quick else 5
+    writes: dict[str, list[dict[str, int]]] = {"off": [], "on": []}
+    # the default max-cpu; guests that have something to merge in each round
+    with Run(scope, 3, 512, image, load=0) as run:
+        run.boot()
+        writer = run.guests[0]
+        writer.command("touch 1")
+        for i in range(rounds):
+            # the two take turns, so that a busy host is busy for both
+            for merging in ("off", "on"):
+                session.say(f"guest-stall: {scope}, {i + 1} of {rounds}")
+                for guest in run.guests:
+                    guest.qmp(
+                        "qom-set",
+                        path="/objects/ram0",
+                        property="run",
+                        value=merging == "on",
+                    )
+                    guest.command("alloc 16 pattern")
+                writer.command(f"touch {seconds}")
+                touched = [e for e in writer.events if e["event"] == "touched"][-1]
+                writes[merging].append(touched)
+                for guest in run.guests:
+                    guest.command("free 16")
+        stalls = [guest.backend_stats()["stall"] for guest in run.guests]
+        for guest in run.guests:
+            if guest.verify():
+                raise GuestError(f"the guest's data is damaged: {guest.failures[:3]}")
+    metrics: Metrics = {}
+    rate = {}
+    for merging, touches in writes.items():
+        rate[merging] = median(t["pages"] / t["ns"] * 1e9 for t in touches)
+        for name in ("p99_ns", "p999_ns", "max_ns"):
+            metrics[f"{scope}_{merging}_{name}"] = median(t[name] for t in touches)
+        metrics[f"{scope}_{merging}_per_second"] = rate[merging]
+    metrics[f"{scope}_on_ratio"] = rate["on"] / rate["off"]
+    # all that were away, in any guest
+    metrics[f"{scope}_on_isolations"] = sum(stall["count"] for stall in stalls)
+    for name in ("p50", "p99", "max"):
+        metrics[f"{scope}_on_isolated_{name}_ns"] = median(s[name] for s in stalls)
+    return metrics
+
+
 def guest_stall(session: Session) -> Metrics:
     """Writes in a guest, with and without merging: how fast, how long."""
     need_qemu()
     image = guest_image()
+    metrics: Metrics = {}
     reason = probe_scope(image, "vm")
     if reason:
         session.note(f"scope=vm cannot be had here: {reason.splitlines()[0]}")
-        return {}
-    seconds = 3 if session.quick else 10
-    rounds = 2 if session.quick else 5
-    rate: dict[bool, list[float]] = {False: [], True: []}
-    p99: dict[bool, list[float]] = {False: [], True: []}
-    longest: dict[bool, list[float]] = {False: [], True: []}
-    # the default max-cpu; a guest that has something to merge
-    spec = GuestSpec(
-        memory_mib=512, properties={"scope": "vm", "run": "off"}, load=0, private_mib=96
-    )
-    with Guest(spec, image) as guest:
-        guest.wait_ready()
-        guest.command("touch 1")
-        for i in range(rounds):
-            # the two take turns, so that a busy host is busy for both
-            for merging in (False, True):
-                session.say(f"guest-stall: {i + 1} of {rounds}")
-                guest.qmp(
-                    "qom-set", path="/objects/ram0", property="run", value=merging
-                )
-                guest.command("alloc 16 pattern")
-                guest.command(f"touch {seconds}")
-                touched = [e for e in guest.events if e["event"] == "touched"][-1]
-                guest.command("free 16")
-                rate[merging].append(touched["pages"] / touched["ns"] * 1e9)
-                p99[merging].append(touched["p99_ns"])
-                longest[merging].append(touched["max_ns"])
-        stall = guest.backend_stats().get("stall", {})
-        if guest.verify():
-            raise GuestError(f"the guest's data is damaged: {guest.failures[:3]}")
-    metrics = {
-        "write_throughput_ratio": median(rate[True]) / median(rate[False]),
-        "writes_per_second": median(rate[True]),
-        "guest_p99_ns_off": median(p99[False]),
-        "guest_p99_ns_on": median(p99[True]),
-        "guest_max_ns_off": median(longest[False]),
-        "guest_max_ns_on": median(longest[True]),
-    }
-    return metrics | {f"stall_{k}": float(v) for k, v in stall.items()}
+        return metrics
+    for scope in STALL_SCOPES:
+        metrics |= stall_scope(session, scope, image)
+    return metrics
 
 
 def make_images(directory: Path, number: int = 2, memory_mib: int = 512) -> list[Path]:

@@ -266,13 +266,23 @@ LAYOUTS: dict[str, list[Layout]] = {
     ],
     "guest-stall": [
         Layout(
-            "merging",
-            {"off": "off", "on": "on"},
+            "scope,\nmerging",
+            {
+                f"{scope}_{merging}": f"{scope}, {merging}"
+                for scope in ("vm", "group")
+                for merging in ("off", "on")
+            },
             [
-                Column("write p99\nus", "guest_p99_ns_{}", US),
-                Column("max\nms", "guest_max_ns_{}", MS),
+                Column("writes\n/s", "{}_per_second"),
+                Column("ratio", "{}_ratio"),
+                Column("write p99\nus", "{}_p99_ns", US),
+                Column("p99.9\nus", "{}_p999_ns", US),
+                Column("max\nms", "{}_max_ns", MS),
+                Column("isolated", "{}_isolations"),
+                Column("p50\nms", "{}_isolated_p50_ns", MS),
+                Column("p99\nms", "{}_isolated_p99_ns", MS),
+                Column("max\nms", "{}_isolated_max_ns", MS),
             ],
-            alone={"throughput, on over off": "write_throughput_ratio"},
         )
     ],
     "balloon-guest": [
