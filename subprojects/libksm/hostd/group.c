@@ -28,6 +28,7 @@
 #define PREFETCH        16u     /* hashes ahead */
 #define REST_NS         UINT64_C(1000000000)
 #define SAME_TRIES      8u      /* pages with one hash compared, of an offer */
+#define SAME_CHAINS     1024u   /* that they are in, by hash */
 
 G_STATIC_ASSERT((LOOK_PAGES + WIRE_OFFERS) * PAGE_BYTES < MEMCG_ROOM_MIN);
 
@@ -446,6 +447,8 @@ typedef struct Judged {
     uint32_t old[WIRE_OFFERS];      /* full slot to be replaced */
     uint16_t fresh[WIRE_OFFERS];    /* pages that need a slot */
     uint16_t same[WIRE_OFFERS];     /* page before that is equal, or itself */
+    uint16_t latest[SAME_CHAINS];   /* page that needs a slot, + 1; or 0 */
+    uint16_t before[WIRE_OFFERS];   /* ... the one before it in its chain */
     unsigned n_fresh;
 } Judged;
 
@@ -482,12 +485,14 @@ static int copy_pages(Judged *j, const GroupOffer *o)
 static unsigned same_before(const Judged *j, unsigned i)
 {
     const char *copy = j->g->copy;
-    unsigned tries = 0;
+    unsigned tries = 0, f;
 
-    for (unsigned k = 0; k < j->n_fresh && tries < SAME_TRIES; k++) {
-        unsigned f = j->fresh[k];
-        bool maybe = j->hash[f] == j->hash[i];
+    for (unsigned k = j->latest[j->hash[i] % SAME_CHAINS];
+         k && tries < SAME_TRIES; k = j->before[f]) {
+        bool maybe;
 
+        f = k - 1;
+        maybe = j->hash[f] == j->hash[i];
         tries += maybe;
         if (maybe && memcmp(copy + f * PAGE_BYTES, copy + i * PAGE_BYTES,
                    PAGE_BYTES) == 0) {
@@ -495,6 +500,15 @@ static unsigned same_before(const Judged *j, unsigned i)
         }
     }
     return i;
+}
+
+static void needs_slot(Judged *j, unsigned i)
+{
+    uint16_t *latest = &j->latest[j->hash[i] % SAME_CHAINS];
+
+    j->before[i] = *latest;
+    *latest = i + 1;
+    j->fresh[j->n_fresh++] = i;
 }
 
 /* Answers what the pool has, and lists what it has not. */
@@ -514,7 +528,7 @@ static void judge(Judged *j, unsigned i)
     j->old[i] = slot;
     j->same[i] = same_before(j, i);
     if (j->same[i] == i) {
-        j->fresh[j->n_fresh++] = i;
+        needs_slot(j, i);
     }
 }
 
@@ -655,6 +669,7 @@ int group_offer(Group *g, GroupMember *m, const GroupOffer *o, uint32_t *slot,
     j.blocks = blocks;
     j.slot = slot;
     j.n_fresh = 0;
+    memset(j.latest, 0, sizeof(j.latest));
     ret = copy_pages(&j, o);
     if (ret < 0) {
         return ret;

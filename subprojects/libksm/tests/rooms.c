@@ -375,7 +375,7 @@ static void slot_found(Rooms *f, const StoreAnswer *a)
     uint32_t place = index_lookup(&f->content.index, a->tag);
     unsigned one = 1;
 
-    asks_hold(&f->asks, a->slot, f->passes);
+    asks_hold(&f->asks, a->slot, f->passes, prim.now_ns());
     asks_answered(&f->asks, a->tag);
     if (place == PLACE_NONE || !(place & PLACE_SLOT) ||
         store_run(f->content.store, place & ~PLACE_SLOT, &one) == SLOT_NONE) {

@@ -42,11 +42,10 @@ static void page_equal(KsmEngine *e, uint32_t id)
     ripen_add(e, r, page / CHUNK_PAGES);
 }
 
-/* Is there a slot for the content that more pages can map, as well as @slot? */
-static bool has_slot(KsmEngine *e, uint32_t slot, uint32_t tag)
+/* Is @place a slot that more pages can map, as well as @slot? */
+static bool has_slot(KsmEngine *e, uint32_t place, uint32_t slot)
 {
     KsmStore *s = e->content.store;
-    uint32_t place = index_lookup(&e->content.index, tag);
     uint32_t old = place & ~PLACE_SLOT;
 
     return place != PLACE_NONE && (place & PLACE_SLOT) && !store_full(s, old) &&
@@ -55,9 +54,9 @@ static bool has_slot(KsmEngine *e, uint32_t slot, uint32_t tag)
             store_repeated(s, old) != SLOT_NONE);
 }
 
-static void slot_found(KsmEngine *e, const StoreAnswer *a)
+static void slot_found(KsmEngine *e, const StoreAnswer *a, uint64_t now)
 {
-    uint32_t met = PLACE_NONE;
+    uint32_t met = PLACE_NONE, place;
     KsmRegion *r;
     size_t page;
 
@@ -66,11 +65,13 @@ static void slot_found(KsmEngine *e, const StoreAnswer *a)
         store_drop(e->content.store, a->slot);
         return;
     }
-    asks_hold(&e->asks, a->slot, e->scan.pass);
-    if (!has_slot(e, a->slot, a->tag)) {
+    asks_hold(&e->asks, a->slot, e->scan.pass, now);
+    place = index_lookup(&e->content.index, a->tag);
+    if (!has_slot(e, place, a->slot)) {
         met = content_publish(&e->content, a->slot);
     }
-    if (index_lookup(&e->content.index, a->tag) == PLACE_NONE) {
+    if (place == PLACE_NONE &&
+        index_lookup(&e->content.index, a->tag) == PLACE_NONE) {
         return;     /* no room there: its page would be asked about for ever */
     }
     if (met != PLACE_NONE) {
@@ -144,7 +145,7 @@ static unsigned pages_offer(KsmEngine *e, const StoreAnswer *a, unsigned n)
     return fate == OFFER_LATER ? o.n : n;
 }
 
-static void answer_take(KsmEngine *e, const StoreAnswer *a)
+static void answer_take(KsmEngine *e, const StoreAnswer *a, uint64_t now)
 {
     switch (a->what) {
     case ANSWER_NONE:
@@ -163,7 +164,7 @@ static void answer_take(KsmEngine *e, const StoreAnswer *a)
         asks_answered(&e->asks, a->tag);
         break;
     case ANSWER_SLOT:
-        slot_found(e, a);
+        slot_found(e, a, now);
         break;
     }
 }
@@ -223,6 +224,7 @@ static bool batch_take(KsmEngine *e)
     StoreAnswer a[ANSWERS_BATCH];
     unsigned awaited = s->ops->awaited(s);
     unsigned n = s->ops->answers(s, a, G_N_ELEMENTS(a)), run;
+    uint64_t now = prim.now_ns();
 
     for (unsigned i = 0; i < n; i += run) {
         if (i + PREFETCH < n) {
@@ -232,7 +234,7 @@ static bool batch_take(KsmEngine *e)
         if (run) {
             run = pages_offer(e, a + i, run);
         } else {
-            answer_take(e, a + i);
+            answer_take(e, a + i, now);
             run = 1;
         }
     }

@@ -30,9 +30,11 @@ static uint64_t look_time(const KsmEngine *e)
     return ROUND_UP_TO(prim.now_ns(), moment);
 }
 
-static void add(KsmEngine *e, KsmRegion *r, size_t chunk, uint64_t grown)
+/* Its gain was last seen to grow @ago. */
+static void add(KsmEngine *e, KsmRegion *r, size_t chunk, uint64_t ago)
 {
     KsmChunk *c = &r->chunk[chunk];
+    uint64_t now;
     Ripening *new;
 
     if (c->flags & (CHUNK_RIPENING | CHUNK_QUEUED)) {
@@ -40,21 +42,22 @@ static void add(KsmEngine *e, KsmRegion *r, size_t chunk, uint64_t grown)
     }
     chunk_know(r, chunk);
     c->flags |= CHUNK_RIPENING;
+    now = prim.now_ns();
     new = g_new(Ripening, 1);
     *new = (Ripening) {
-        look_time(e), prim.now_ns(), grown, chunk_id(r, chunk), c->gain
+        look_time(e), now, now - ago, chunk_id(r, chunk), c->gain
     };
     g_queue_push_tail(&e->ripening, new);
 }
 
 void ripen_add(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
-    add(e, r, chunk, prim.now_ns());
+    add(e, r, chunk, 0);
 }
 
 void ripen_again(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
-    add(e, r, chunk, prim.now_ns() - e->content.store->ripen_ns);
+    add(e, r, chunk, e->content.store->ripen_ns);
 }
 
 uint64_t ripen_wait(const KsmEngine *e)

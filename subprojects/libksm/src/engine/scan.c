@@ -343,11 +343,10 @@ static void page_equal(KsmEngine *e, KsmRegion *r, size_t page,
     content_met(&e->content, place);
 }
 
-/* Looks the page up, and makes it known to the index. */
-static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
+/* Makes the page known to the index, where @tag was found at @place. */
+static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag,
+                     uint32_t place)
 {
-    uint32_t place = index_lookup(&e->content.index, tag);
-
     r->tag[page] = tag;
     if (place != PLACE_NONE) {
         page_equal(e, r, page, place);
@@ -365,12 +364,13 @@ static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
 static void page_tag_or_ask(KsmEngine *e, KsmRegion *r, size_t page,
                             uint32_t tag, uint64_t hash64)
 {
-    if (index_lookup(&e->content.index, tag) == PLACE_NONE &&
-        !asks_have_room(&e->asks, 1)) {
+    uint32_t place = index_lookup(&e->content.index, tag);
+
+    if (place == PLACE_NONE && !asks_have_room(&e->asks, 1)) {
         e->scan.again = true;
         return;
     }
-    page_tag(e, r, page, tag);
+    page_tag(e, r, page, tag, place);
     if (page_state(r, page) == PAGE_UNIQUE) {
         asks_add(&e->asks, r, page, hash64);
     }
@@ -414,7 +414,7 @@ static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
     if (store_is_remote(e->content.store)) {
         page_tag_or_ask(e, r, page, hash, hash64);
     } else {
-        page_tag(e, r, page, hash);
+        page_tag(e, r, page, hash, index_lookup(&e->content.index, hash));
     }
 }
 
@@ -423,7 +423,7 @@ static void page_collided(KsmEngine *e, KsmRegion *r, size_t page,
                           uint32_t tag)
 {
     content_leave(&e->content, r, page, PAGE_NEW);
-    page_tag(e, r, page, tag);
+    page_tag(e, r, page, tag, index_lookup(&e->content.index, tag));
     page_chunk(r, page)->flags |= CHUNK_VISIT;
 }
 

@@ -22,6 +22,11 @@ typedef struct AskParked {
     uint32_t id;            /* of the chunk */
 } AskParked;
 
+static GArray *held_new(void)
+{
+    return g_array_new(FALSE, FALSE, sizeof(AskHeld));
+}
+
 void asks_init(KsmAsks *a, KsmStore *store)
 {
     *a = (KsmAsks) { .store = store };
@@ -31,7 +36,7 @@ void asks_init(KsmAsks *a, KsmStore *store)
         a->order = g_queue_new();
         a->parked = g_queue_new();
         a->busy = g_queue_new();
-        a->held = g_queue_new();
+        a->held = held_new();
         a->held_slots = g_hash_table_new(NULL, NULL);
     }
 }
@@ -43,10 +48,10 @@ void asks_free(KsmAsks *a)
     g_clear_pointer(&a->offered, g_hash_table_unref);
     g_clear_pointer(&a->held_slots, g_hash_table_unref);
     if (a->held) {
+        g_array_unref(a->held);
         g_queue_free(a->order);
         g_queue_free_full(a->parked, g_free);
         g_queue_free(a->busy);
-        g_queue_free_full(a->held, g_free);
     }
     *a = (KsmAsks) { 0 };
 }
@@ -185,37 +190,57 @@ bool asks_call(KsmAsks *a, uint32_t *id)
     return false;
 }
 
-void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass)
+void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass, uint64_t now)
 {
-    AskHeld *held;
+    AskHeld held = { pass, now, slot };
 
-    if (!g_hash_table_add(a->held_slots, GUINT_TO_POINTER(slot))) {
+    if (g_hash_table_add(a->held_slots, GUINT_TO_POINTER(slot))) {
+        g_array_append_val(a->held, held);
+    } else {
         store_drop(a->store, slot);
-        return;
     }
-    held = g_new(AskHeld, 1);
-    *held = (AskHeld) { pass, prim.now_ns(), slot };
-    g_queue_push_tail(a->held, held);
+}
+
+static const AskHeld *held_at(const KsmAsks *a, unsigned i)
+{
+    return &g_array_index(a->held, AskHeld, i);
+}
+
+/* Those that were dropped leave the array, once they are half of it. */
+static void held_close_up(KsmAsks *a)
+{
+    if (a->dropped == a->held->len) {
+        /* one that is removed from does not shrink */
+        g_array_unref(a->held);
+        a->held = held_new();
+        a->dropped = 0;
+    } else if (a->dropped * 2 >= a->held->len) {
+        g_array_remove_range(a->held, 0, a->dropped);
+        a->dropped = 0;
+    }
 }
 
 bool asks_drop(KsmAsks *a, uint64_t pass)
 {
-    for (unsigned n = 0; a->held && a->held->length; n++) {
-        AskHeld *held = g_queue_peek_head(a->held);
+    uint64_t now;
+    unsigned n = 0;
 
-        if (n == DROP_STEP) {
-            return true;
-        }
+    if (!asks_hold_any(a)) {
+        return false;
+    }
+    now = prim.now_ns();
+    for (; n < DROP_STEP && a->dropped < a->held->len; n++, a->dropped++) {
+        const AskHeld *held = held_at(a, a->dropped);
+
         if (held->pass + HELD_PASSES > pass ||
-            held->ns + HELD_TIMES * a->store->ripen_ns > prim.now_ns()) {
-            return false;
+            held->ns + HELD_TIMES * a->store->ripen_ns > now) {
+            break;
         }
-        g_queue_pop_head(a->held);
         g_hash_table_remove(a->held_slots, GUINT_TO_POINTER(held->slot));
         store_drop(a->store, held->slot);
-        g_free(held);
     }
-    return false;
+    held_close_up(a);
+    return n == DROP_STEP && asks_hold_any(a);
 }
 
 AskCount asks_count(const KsmAsks *a)
@@ -225,21 +250,19 @@ AskCount asks_count(const KsmAsks *a)
     if (!a->ask) {
         return count;
     }
-    count.users = a->held->length;
-    for (GList *l = a->held->head; l; l = l->next) {
-        const AskHeld *held = l->data;
-
-        count.slots += store_users(a->store, held->slot) == 1;
+    count.users = a->held->len - a->dropped;
+    for (unsigned i = a->dropped; i < a->held->len; i++) {
+        count.slots += store_users(a->store, held_at(a, i)->slot) == 1;
     }
     count.bytes = ASKS_MAX * sizeof(*a->ask) +
-                  count.users * (sizeof(AskHeld) + 5 * sizeof(void *)) +
+                  count.users * (sizeof(AskHeld) + 2 * sizeof(void *)) +
                   g_hash_table_size(a->offered) * 2 * sizeof(void *);
     return count;
 }
 
 void asks_users(const KsmAsks *a, uint32_t *users)
 {
-    for (GList *l = a->held ? a->held->head : NULL; l; l = l->next) {
-        users[((const AskHeld *)l->data)->slot]++;
+    for (unsigned i = a->dropped; a->held && i < a->held->len; i++) {
+        users[held_at(a, i)->slot]++;
     }
 }

@@ -36,7 +36,8 @@ typedef struct KsmAsks {
     GQueue *parked;         /* AskParked: chunks, for answers */
     GQueue *busy;           /* ids of chunks that could offer nothing */
     unsigned calls;         /* of those, due */
-    GQueue *held;           /* AskHeld, by pass: users that answers are */
+    GArray *held;           /* AskHeld, by pass: users that answers are ... */
+    unsigned dropped;       /* ... but for the first */
     GHashTable *held_slots; /* those slots */
     unsigned losses;        /* of the store's peer, as seen */
 } KsmAsks;
@@ -74,13 +75,13 @@ void asks_heard(KsmAsks *a);
 /* A chunk that waits no more; false: there is none. */
 bool asks_call(KsmAsks *a, uint32_t *id);
 
-/* The user of @slot that an answer of this pass is; one is enough. */
-void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass);
+/* The user of @slot that an answer of this pass, @now, is; one is enough. */
+void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass, uint64_t now);
 /* Some that have been held for long go; true: there are more of those. */
 bool asks_drop(KsmAsks *a, uint64_t pass);
 static inline bool asks_hold_any(const KsmAsks *a)
 {
-    return a->held && a->held->length;
+    return a->held && a->held->len;
 }
 
 /* Users that are answers, and their slots that have no others. */
