@@ -28,7 +28,7 @@
 #define PREFETCH        16u     /* hashes ahead */
 #define REST_NS         UINT64_C(1000000000)
 #define SAME_TRIES      8u      /* pages with one hash compared, of an offer */
-#define SAME_CHAINS     1024u   /* that they are in, by hash */
+#define SAME_CHAINS     1024u   /* ... looked for by hash */
 
 G_STATIC_ASSERT((LOOK_PAGES + WIRE_OFFERS) * PAGE_BYTES < MEMCG_ROOM_MIN);
 

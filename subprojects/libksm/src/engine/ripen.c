@@ -30,7 +30,7 @@ static uint64_t look_time(const KsmEngine *e)
     return ROUND_UP_TO(prim.now_ns(), moment);
 }
 
-/* Its gain was last seen to grow @ago. */
+/* Its gain was last seen to grow @ago ns ago. */
 static void add(KsmEngine *e, KsmRegion *r, size_t chunk, uint64_t ago)
 {
     KsmChunk *c = &r->chunk[chunk];

@@ -10,6 +10,7 @@
 #define HELD_PASSES 6u
 #define HELD_TIMES  20u
 #define DROP_STEP   32u     /* dropped at once */
+#define HELD_BLOCK  168u    /* some 4 KiB */
 #define CALLS       2u      /* of chunks for room, when there may be some */
 
 typedef struct AskHeld {
@@ -17,15 +18,15 @@ typedef struct AskHeld {
     uint32_t slot;
 } AskHeld;
 
+typedef struct AskBlock {
+    unsigned first, n;      /* those before the first were dropped */
+    AskHeld held[HELD_BLOCK];
+} AskBlock;
+
 typedef struct AskParked {
     uint64_t after;         /* offers up to that number */
     uint32_t id;            /* of the chunk */
 } AskParked;
-
-static GArray *held_new(void)
-{
-    return g_array_new(FALSE, FALSE, sizeof(AskHeld));
-}
 
 void asks_init(KsmAsks *a, KsmStore *store)
 {
@@ -36,7 +37,7 @@ void asks_init(KsmAsks *a, KsmStore *store)
         a->order = g_queue_new();
         a->parked = g_queue_new();
         a->busy = g_queue_new();
-        a->held = held_new();
+        a->held = g_queue_new();
         a->held_slots = g_hash_table_new(NULL, NULL);
     }
 }
@@ -48,7 +49,7 @@ void asks_free(KsmAsks *a)
     g_clear_pointer(&a->offered, g_hash_table_unref);
     g_clear_pointer(&a->held_slots, g_hash_table_unref);
     if (a->held) {
-        g_array_unref(a->held);
+        g_queue_free_full(a->held, g_free);
         g_queue_free(a->order);
         g_queue_free_full(a->parked, g_free);
         g_queue_free(a->busy);
@@ -192,55 +193,52 @@ bool asks_call(KsmAsks *a, uint32_t *id)
 
 void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass, uint64_t now)
 {
-    AskHeld held = { pass, now, slot };
+    AskBlock *b = g_queue_peek_tail(a->held);
 
-    if (g_hash_table_add(a->held_slots, GUINT_TO_POINTER(slot))) {
-        g_array_append_val(a->held, held);
-    } else {
+    if (!g_hash_table_add(a->held_slots, GUINT_TO_POINTER(slot))) {
         store_drop(a->store, slot);
+        return;
     }
+    if (!b || b->n == HELD_BLOCK) {
+        b = g_new(AskBlock, 1);
+        b->first = b->n = 0;
+        g_queue_push_tail(a->held, b);
+    }
+    b->held[b->n++] = (AskHeld) { pass, now, slot };
 }
 
-static const AskHeld *held_at(const KsmAsks *a, unsigned i)
+/* The oldest; false: it is too young to go. */
+static bool oldest_drop(KsmAsks *a, uint64_t pass, uint64_t now)
 {
-    return &g_array_index(a->held, AskHeld, i);
-}
+    AskBlock *b = g_queue_peek_head(a->held);
+    const AskHeld *held = &b->held[b->first];
 
-/* Those that were dropped leave the array, once they are half of it. */
-static void held_close_up(KsmAsks *a)
-{
-    if (a->dropped == a->held->len) {
-        /* one that is removed from does not shrink */
-        g_array_unref(a->held);
-        a->held = held_new();
-        a->dropped = 0;
-    } else if (a->dropped * 2 >= a->held->len) {
-        g_array_remove_range(a->held, 0, a->dropped);
-        a->dropped = 0;
+    if (held->pass + HELD_PASSES > pass ||
+        held->ns + HELD_TIMES * a->store->ripen_ns > now) {
+        return false;
     }
+    g_hash_table_remove(a->held_slots, GUINT_TO_POINTER(held->slot));
+    store_drop(a->store, held->slot);
+    if (++b->first == b->n) {
+        g_free(g_queue_pop_head(a->held));
+    }
+    return true;
 }
 
 bool asks_drop(KsmAsks *a, uint64_t pass)
 {
     uint64_t now;
-    unsigned n = 0;
 
     if (!asks_hold_any(a)) {
         return false;
     }
     now = prim.now_ns();
-    for (; n < DROP_STEP && a->dropped < a->held->len; n++, a->dropped++) {
-        const AskHeld *held = held_at(a, a->dropped);
-
-        if (held->pass + HELD_PASSES > pass ||
-            held->ns + HELD_TIMES * a->store->ripen_ns > now) {
-            break;
+    for (unsigned n = 0; n < DROP_STEP; n++) {
+        if (!asks_hold_any(a) || !oldest_drop(a, pass, now)) {
+            return false;
         }
-        g_hash_table_remove(a->held_slots, GUINT_TO_POINTER(held->slot));
-        store_drop(a->store, held->slot);
     }
-    held_close_up(a);
-    return n == DROP_STEP && asks_hold_any(a);
+    return true;
 }
 
 AskCount asks_count(const KsmAsks *a)
@@ -250,19 +248,28 @@ AskCount asks_count(const KsmAsks *a)
     if (!a->ask) {
         return count;
     }
-    count.users = a->held->len - a->dropped;
-    for (unsigned i = a->dropped; i < a->held->len; i++) {
-        count.slots += store_users(a->store, held_at(a, i)->slot) == 1;
+    for (GList *l = a->held->head; l; l = l->next) {
+        const AskBlock *b = l->data;
+
+        count.users += b->n - b->first;
+        for (unsigned i = b->first; i < b->n; i++) {
+            count.slots += store_users(a->store, b->held[i].slot) == 1;
+        }
     }
     count.bytes = ASKS_MAX * sizeof(*a->ask) +
-                  count.users * (sizeof(AskHeld) + 2 * sizeof(void *)) +
+                  a->held->length * sizeof(AskBlock) +
+                  count.users * 2 * sizeof(void *) +
                   g_hash_table_size(a->offered) * 2 * sizeof(void *);
     return count;
 }
 
 void asks_users(const KsmAsks *a, uint32_t *users)
 {
-    for (unsigned i = a->dropped; a->held && i < a->held->len; i++) {
-        users[held_at(a, i)->slot]++;
+    for (GList *l = a->held ? a->held->head : NULL; l; l = l->next) {
+        const AskBlock *b = l->data;
+
+        for (unsigned i = b->first; i < b->n; i++) {
+            users[b->held[i].slot]++;
+        }
     }
 }

@@ -36,8 +36,7 @@ typedef struct KsmAsks {
     GQueue *parked;         /* AskParked: chunks, for answers */
     GQueue *busy;           /* ids of chunks that could offer nothing */
     unsigned calls;         /* of those, due */
-    GArray *held;           /* AskHeld, by pass: users that answers are ... */
-    unsigned dropped;       /* ... but for the first */
+    GQueue *held;           /* AskBlock, by pass: users that answers are */
     GHashTable *held_slots; /* those slots */
     unsigned losses;        /* of the store's peer, as seen */
 } KsmAsks;
@@ -81,7 +80,7 @@ void asks_hold(KsmAsks *a, uint32_t slot, uint64_t pass, uint64_t now);
 bool asks_drop(KsmAsks *a, uint64_t pass);
 static inline bool asks_hold_any(const KsmAsks *a)
 {
-    return a->held && a->held->len;
+    return a->held && a->held->length;
 }
 
 /* Users that are answers, and their slots that have no others. */
