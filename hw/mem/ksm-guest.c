@@ -544,8 +544,8 @@ static void guests_vm_state(void *opaque, bool running, RunState state)
 
 bool ksm_guest_makes_room(KsmGuest *guest)
 {
-    /* discards: see ksm_guest_unmerge() */
-    return !ram_block_discard_is_disabled();
+    /* see guest_may_unmerge() */
+    return !ksm_pinned();
 }
 
 /* From now on nothing is merged, but for what ksmd still has. */
@@ -699,6 +699,15 @@ static bool guest_may_unmerge(const KsmGuest *guest, uint64_t offset,
     if (guest->tuning.run) {
         error_setg(errp, "the property 'run' of %s must be off, or its memory "
                    "would be merged again", guest->id);
+        return false;
+    }
+    /*
+     * Migration by RDMA registers RAM as it goes, mostly for reading, and says
+     * so to nobody: it would go on sending the pages that were.
+     */
+    if (migration_is_running()) {
+        error_setg(errp, "cannot unmerge while a migration or snapshot is "
+                   "running");
         return false;
     }
     /*

@@ -13,6 +13,7 @@
 #include "hw/mem/ksm-hooks.h"
 #include "hw/qdev-core.h"
 #include "ksm-inhibit.h"
+#include "libksm.h"
 #include "migration/misc.h"
 #include "qapi/error.h"
 #include "qemu/atomic.h"
@@ -48,11 +49,17 @@ void ksm_guests_pin_begin(void)
 {
     /* full barriers: see ksm_dma_busy() */
     qatomic_inc(&pins);
+    ksm_guests_settle();
 }
 
 void ksm_guests_pin_end(void)
 {
     qatomic_dec(&pins);
+}
+
+void ksm_guests_settle(void)
+{
+    ksm_settle();
 }
 
 bool ksm_pinned(void)

@@ -202,8 +202,9 @@ typedef struct KsmRegionOps {
      * Asked at the moment of replacement, never before: after isolation when
      * merging, after write-protection when restoring.  Who looks a page up for
      * writing after that runs into a fault and waits; so what is reported from
-     * before its look-up on is never missed.  (A pin for reading does not
-     * fault on write-protected memory: another reason to report it first.)
+     * before its look-up on is never missed.  A pin for reading and for long
+     * does not fault on write-protected memory, and would keep a page that is
+     * replaced: see ksm_settle().
      * True, when merging: the very same pages are put back; the op is asked
      * again, for one page, while such a page cannot be moved.  When restoring:
      * what was copied on write stays where it is.  Memory that must stay for
@@ -216,7 +217,7 @@ typedef struct KsmRegionOps {
     /*
      * NULL where merging may go on; else a static text: why it may not.  Then
      * the engine does not merge, nor restore by itself.  Asked before each
-     * chunk, and before what was copied on write is restored.
+     * chunk, and again, after write-protection, before each run is restored.
      */
     const char *(*inhibited)(void *opaque);
     /*
@@ -293,6 +294,19 @@ int ksm_free_hint(KsmRegion *region, size_t offset, size_t len);
  * device may write to the range meanwhile, nor have pages of it pinned.
  */
 int ksm_unmerge(KsmRegion *region, size_t offset, size_t len);
+
+/*
+ * ksm_settle: waits until no engine of this process is putting other memory
+ * under a region by what busy and inhibited said before.  For who is about to
+ * pin memory for long (VFIO, vDPA): first the ops report it, then this is
+ * called, then memory is pinned; and until the pins are gone inhibited says
+ * so, and ksm_unmerge() is not called.  Pinning for reading waits for nobody:
+ * a device that did so while its page is being replaced would go on reading
+ * the page that was.  (For writing it would wait, or fail.)
+ * Takes the locks of all engines, one after another: some milliseconds.  Not
+ * to be called by an op.
+ */
+void ksm_settle(void);
 
 /* ksm_rescan: forget the ages; all pages are looked at again soon. */
 void ksm_rescan(KsmEngine *engine);

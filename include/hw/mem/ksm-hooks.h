@@ -68,10 +68,17 @@ void ksm_guests_bypass_end(void);
 /**
  * ksm_guests_pin_begin, ksm_guests_pin_end: a device may pin any RAM from now
  * on, or be told where it is.  Called before the first time, and after it has
- * let go of all of it.
+ * let go of all of it.  The first waits as ksm_guests_settle() does.
  */
 void ksm_guests_pin_begin(void);
 void ksm_guests_pin_end(void);
+
+/**
+ * ksm_guests_settle: who just disabled discarding RAM is about to pin it.
+ * Waits until nothing is being put under RAM that was begun before: a pin for
+ * reading would not wait for it.
+ */
+void ksm_guests_settle(void);
 
 /**
  * ksm_ram_remapped: a range of RAM was discarded after a memory error, and
@@ -115,6 +122,10 @@ static inline void ksm_guests_pin_begin(void)
 }
 
 static inline void ksm_guests_pin_end(void)
+{
+}
+
+static inline void ksm_guests_settle(void)
 {
 }
 

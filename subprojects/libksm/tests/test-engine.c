@@ -10,6 +10,7 @@
  */
 #include <errno.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -1702,6 +1703,73 @@ static void test_inhibited(void)
     pair_end(&p);
 }
 
+/* Who is about to pin memory waits for what the engine has begun. */
+static struct {
+    pthread_t thread;
+    bool started;
+    int passed;
+} settling;
+
+static void *settle_thread(void *opaque)
+{
+    ksm_settle();
+    g_atomic_int_set(&settling.passed, 1);
+    return NULL;
+}
+
+/* In the middle of it. */
+static void settle_try(void)
+{
+    if (!settling.started) {
+        settling.started = true;
+        g_assert(pthread_create(&settling.thread, NULL, settle_thread,
+                                NULL) == 0);
+        g_usleep(50000);
+        g_assert(!g_atomic_int_get(&settling.passed));
+    }
+}
+
+static int settle_remap(void *from, size_t len, void *to)
+{
+    settle_try();
+    return prim_real.remap(from, len, to);
+}
+
+static int settle_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    settle_try();
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+static void settle_end(void)
+{
+    g_assert(settling.started);
+    g_assert(pthread_join(settling.thread, NULL) == 0);
+    g_assert(settling.passed);
+    still_calls();
+    memset(&settling, 0, sizeof(settling));
+    ksm_settle();
+}
+
+static void test_settle(void)
+{
+    Pair p;
+
+    ksm_settle();
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+        return;
+    }
+    prim.uffd_move = settle_move;
+    util_passes(p.e, 4);
+    settle_end();
+    g_assert(util_stats(p.e).pages_sharing == 1024);
+    prim.remap = settle_remap;
+    g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == 0);
+    settle_end();
+    g_assert(mem_anonymous(p.a, 0, 1024) == 1024);
+    pair_end(&p);
+}
+
 static void test_unmerge(void)
 {
     Pair p;
@@ -2125,6 +2193,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/forget", test_forget);
     g_test_add_func("/engine/stats/reasons", test_reasons);
     g_test_add_func("/engine/unmerge/again", test_unmerge);
+    g_test_add_func("/engine/settle", test_settle);
     g_test_add_func("/engine/unmerge/busy", test_unmerge_busy);
     g_test_add_func("/engine/unmerge/step", test_unmerge_step);
     g_test_add_func("/engine/unmerge/inhibited", test_unmerge_inhibited);

@@ -104,6 +104,18 @@ void engines_added(void)
     pthread_mutex_unlock(&adding_lock);
 }
 
+void ksm_settle(void)
+{
+    pthread_mutex_lock(&engines_lock);
+    for (guint i = 0; engines && i < engines->len; i++) {
+        KsmEngine *e = g_ptr_array_index(engines, i);
+
+        lock_take(&e->lock);
+        lock_release(&e->lock);
+    }
+    pthread_mutex_unlock(&engines_lock);
+}
+
 bool engine_has(const KsmEngine *e, const char *addr, size_t len)
 {
     for (guint i = 0; i < e->regions->len; i++) {

@@ -239,14 +239,21 @@ typedef enum RestoreFor {
 } RestoreFor;
 
 /*
- * May a device hold pages of a range that is write-protected?  Asked now, not
- * before: see restore.h, 1, and libksm.h.
+ * A range that is write-protected.  Whether it may be replaced, and whether a
+ * device may hold pages of it, is asked now, not before: restore.h, 1 and 6.
  */
-static bool restore_is_busy(KsmRegion *r, const UffdRange *range,
-                            RestoreFor whom)
+static int replace_run(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
+                       RestoreFor whom, size_t mappings)
 {
-    return whom == FOR_MOVE || region_busy(r, range->addr, range->len) ||
-           (whom == FOR_SCAN && region_inhibited(r));
+    if (whom != FOR_OWNER && region_inhibited(r)) {
+        unblock(s, r, page, n);
+        return -EBUSY;
+    }
+    if (whom == FOR_MOVE ||
+        region_busy(r, page_addr(r, page), n * PAGE_BYTES)) {
+        return replace_clean(s, r, page, n, mappings);
+    }
+    return replace_blocked(s, r, page, n);
 }
 
 /* A run that maps the pool, within a chunk. */
@@ -276,10 +283,8 @@ static int restore_run(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
     ret = prim.uffd_protect(&range, true);
     if (ret < 0) {
         unblock(s, r, page, n);
-    } else if (restore_is_busy(r, &range, whom)) {
-        ret = replace_clean(s, r, page, n, mappings);
     } else {
-        ret = replace_blocked(s, r, page, n);
+        ret = replace_run(s, r, page, n, whom, mappings);
     }
     for (unsigned i = 0; prim.uffd_wake(&range) < 0 && i < 1000; i++) {
         prim.pause(100);
