@@ -544,7 +544,7 @@ static void guests_vm_state(void *opaque, bool running, RunState state)
 
 bool ksm_guest_makes_room(KsmGuest *guest)
 {
-    /* see guest_may_unmerge() */
+    /* a device would keep the pages that were: see guest_may_unmerge() */
     return !ksm_pinned();
 }
 
@@ -556,10 +556,13 @@ static void guests_hold(void)
 
     room_made = true;
     QTAILQ_FOREACH(guest, &guests, next) {
+        bool hold = guest_wants_ksmd(guest) ||
+                    (guest->region && ksm_guest_makes_room(guest));
+
         guest->room = 0;
-        if (guest_wants_ksmd(guest) ||
-            (guest->region && ksm_guest_makes_room(guest))) {
-            qatomic_set(&guest->held, true);
+        /* it may still be held for the snapshot before */
+        qatomic_set(&guest->held, hold);
+        if (hold) {
             guests_look_after(TICK_MS);
         }
     }

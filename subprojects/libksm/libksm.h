@@ -302,9 +302,10 @@ int ksm_unmerge(KsmRegion *region, size_t offset, size_t len);
  * called, then memory is pinned; and until the pins are gone inhibited says
  * so, and ksm_unmerge() is not called.  Pinning for reading waits for nobody:
  * a device that did so while its page is being replaced would go on reading
- * the page that was.  (For writing it would wait, or fail.)
- * Takes the locks of all engines, one after another: some milliseconds.  Not
- * to be called by an op.
+ * the page that was.  (For writing it would wait, or fail.)  A ksm_unmerge()
+ * or ksm_region_remove() that is under way ends with -EBUSY.
+ * Takes the locks of all engines, one after another: see "Threads" above.  Not
+ * to be called by an op, nor with a lock that an op needs.
  */
 void ksm_settle(void);
 

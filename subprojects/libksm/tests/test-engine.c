@@ -1764,8 +1764,10 @@ static void test_settle(void)
     settle_end();
     g_assert(util_stats(p.e).pages_sharing == 1024);
     prim.remap = settle_remap;
-    g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == 0);
+    g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == -EBUSY);
     settle_end();
+    g_assert(util_stats(p.e).pages_sharing > 0);
+    g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == 0);
     g_assert(mem_anonymous(p.a, 0, 1024) == 1024);
     pair_end(&p);
 }

@@ -7,6 +7,7 @@
  * blocked, not before.  And nobody who wants the lock waits for it.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -32,6 +33,7 @@ static struct {
     bool gap;                   /* ... when what was there is gone already */
     uint64_t turn;              /* of the lock, at the last remap */
     unsigned same_turn;         /* chunks done without giving it up between */
+    pthread_t settler;
 } h;
 
 static bool lock_is_free(const Rooms *f)
@@ -204,6 +206,59 @@ static void test_unmerge_step(void)
         rooms_passes(&s.f, 1);
     }
     g_assert(s.ra->count[PAGE_MERGED]);
+    scene_end(&s);
+}
+
+/* Somebody is about to pin: what is not unmerged yet stays. */
+static void h_pause_settles(unsigned us)
+{
+    h.f->restore.settles++;
+    h.pauses++;
+}
+
+static void *h_settle(void *opaque)
+{
+    lock_take(&h.f->lock);
+    h.f->restore.settles++;
+    lock_release(&h.f->lock);
+    return NULL;
+}
+
+/* Comes while the first chunk is replaced, and has the lock after it. */
+static int h_remap_settles(void *from, size_t len, void *to)
+{
+    bool waits = h.remaps++ > 0;
+
+    if (!waits) {
+        g_assert(pthread_create(&h.settler, NULL, h_settle, NULL) == 0);
+    }
+    while (!waits) {
+        pthread_mutex_lock(&h.f->lock.mutex);
+        waits = h.f->lock.next - h.f->lock.serving == 2;
+        pthread_mutex_unlock(&h.f->lock.mutex);
+    }
+    return prim_real.remap(from, len, to);
+}
+
+static void test_unmerge_settles(void)
+{
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    /* while it waits for a device */
+    s.a->busy = true;
+    prim.pause = h_pause_settles;
+    g_assert(rooms_unmerge(&s.f, s.ra, 0, PAGES) == -EBUSY);
+    g_assert(h.pauses == 1);
+    s.a->busy = false;
+    /* between chunks */
+    h.remaps = 0;
+    prim.remap = h_remap_settles;
+    g_assert(rooms_unmerge(&s.f, s.rb, 0, PAGES) == -EBUSY);
+    g_assert(h.remaps == 1);
+    g_assert(pthread_join(h.settler, NULL) == 0);
     scene_end(&s);
 }
 
@@ -425,6 +480,7 @@ int main(int argc, char **argv)
                          test_scan);
     g_test_add_func("/restore/unmerge/busy", test_unmerge_busy);
     g_test_add_func("/restore/unmerge/step", test_unmerge_step);
+    g_test_add_func("/restore/unmerge/settles", test_unmerge_settles);
     g_test_add_func("/restore/unmerge/inhibited", test_unmerge_inhibited);
     g_test_add_func("/restore/unmerge/turns", test_unmerge_turns);
     g_test_add_data_func("/restore/unmerge/failed", GUINT_TO_POINTER(700),

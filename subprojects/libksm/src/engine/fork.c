@@ -111,6 +111,7 @@ void ksm_settle(void)
         KsmEngine *e = g_ptr_array_index(engines, i);
 
         lock_take(&e->lock);
+        e->restore.settles++;   /* what gave the lock up goes no further */
         lock_release(&e->lock);
     }
     pthread_mutex_unlock(&engines_lock);

@@ -345,14 +345,30 @@ static size_t skip_unmapped(const KsmRegion *r, size_t page)
     return MAX(page, chunk * CHUNK_PAGES);
 }
 
-/* One try, chunk by chunk; in between others may have the lock. */
+/* Others may have the lock.  0, or -EBUSY: one of them is about to pin. */
+static int lock_pass(const KsmRestore *s, KsmLock *lock, unsigned us)
+{
+    unsigned settles = s->settles;
+
+    lock_release(lock);
+    if (us) {
+        prim.pause(us);
+    }
+    lock_take(lock);
+    return s->settles == settles ? 0 : -EBUSY;
+}
+
+/*
+ * One try, chunk by chunk; in between others may have the lock.  *@pinned: it
+ * ended there, since somebody is about to pin.
+ */
 static int unmerge_once(KsmRestore *s, KsmLock *lock, KsmRegion *r,
-                        size_t page, size_t n)
+                        size_t page, size_t n, bool *pinned)
 {
     size_t end = page + n, stop;
     int ret = 0, busy = 0;
 
-    for (size_t i = page; i < end && ret == 0; i = stop) {
+    for (size_t i = page; i < end && ret == 0 && !*pinned; i = stop) {
         i = MIN(skip_unmapped(r, i), end);
         stop = MIN((i / CHUNK_PAGES + 1) * CHUNK_PAGES, end);
         if (i < end && r->chunk[i / CHUNK_PAGES].mapped) {
@@ -362,27 +378,26 @@ static int unmerge_once(KsmRestore *s, KsmLock *lock, KsmRegion *r,
         }
         busy = ret == -EBUSY ? ret : busy;
         ret = ret == -EBUSY ? 0 : ret;
-        if (stop < end) {
-            lock_release(lock);
-            lock_take(lock);
-        }
+        *pinned = stop < end && lock_pass(s, lock, 0) < 0;
     }
-    return ret < 0 ? ret : busy;
+    return ret < 0 ? ret : *pinned ? -EBUSY : busy;
 }
 
 int restore_unmerge(KsmRestore *s, KsmLock *lock, KsmRegion *r, size_t page,
                     size_t n)
 {
+    bool pinned = false;
     int ret;
 
     r->unmerging++;
-    ret = unmerge_once(s, lock, r, page, n);
+    ret = unmerge_once(s, lock, r, page, n, &pinned);
     /* a device is mostly done with a page soon */
-    for (unsigned tries = 0; ret == -EBUSY && tries < BUSY_TRIES; tries++) {
-        lock_release(lock);
-        prim.pause(1000);
-        lock_take(lock);
-        ret = unmerge_once(s, lock, r, page, n);
+    for (unsigned tries = 0; ret == -EBUSY && !pinned && tries < BUSY_TRIES;
+         tries++) {
+        pinned = lock_pass(s, lock, 1000) < 0;
+        if (!pinned) {
+            ret = unmerge_once(s, lock, r, page, n, &pinned);
+        }
     }
     r->unmerging--;
     return ret;

@@ -42,6 +42,7 @@ typedef struct KsmRestore {
     KsmContent *content;
     KsmDirty *dirty;
     uint8_t kind[CHUNK_PAGES];      /* PM_* of the run at hand */
+    unsigned settles;       /* calls of ksm_settle() */
     uint64_t poisoned;      /* pages found to be lost */
 } KsmRestore;
 
@@ -62,7 +63,7 @@ int restore_clean(KsmRestore *s, KsmRegion *r, size_t page, size_t n);
  * The same for the owner, whatever inhibits merging; a busy device is waited
  * for a while.  Called and left with the lock held, which is given up between
  * chunks and while it waits: nothing of the region is merged before this
- * returns (KsmRegion.unmerging).
+ * returns (KsmRegion.unmerging).  -EBUSY, too, if somebody settles meanwhile.
  */
 int restore_unmerge(KsmRestore *s, KsmLock *lock, KsmRegion *r, size_t page,
                     size_t n);
