@@ -184,7 +184,7 @@ def guests(session: Session) -> Metrics:
     return metrics
 
 
-#: a write may wait for pages that are away, and for a copy of a merged page
+#: Scopes whose stalls are held against each other.
 STALL_SCOPES = ("vm", "group")
 
 

@@ -345,8 +345,8 @@ static size_t skip_unmapped(const KsmRegion *r, size_t page)
     return MAX(page, chunk * CHUNK_PAGES);
 }
 
-/* Others may have the lock.  0, or -EBUSY: one of them is about to pin. */
-static int lock_pass(const KsmRestore *s, KsmLock *lock, unsigned us)
+/* Others may have the lock.  True: one of them is about to pin. */
+static bool lock_pass(const KsmRestore *s, KsmLock *lock, unsigned us)
 {
     unsigned settles = s->settles;
 
@@ -355,7 +355,7 @@ static int lock_pass(const KsmRestore *s, KsmLock *lock, unsigned us)
         prim.pause(us);
     }
     lock_take(lock);
-    return s->settles == settles ? 0 : -EBUSY;
+    return s->settles != settles;
 }
 
 /*
@@ -378,7 +378,7 @@ static int unmerge_once(KsmRestore *s, KsmLock *lock, KsmRegion *r,
         }
         busy = ret == -EBUSY ? ret : busy;
         ret = ret == -EBUSY ? 0 : ret;
-        *pinned = stop < end && lock_pass(s, lock, 0) < 0;
+        *pinned = stop < end && lock_pass(s, lock, 0);
     }
     return ret < 0 ? ret : *pinned ? -EBUSY : busy;
 }
@@ -394,7 +394,7 @@ int restore_unmerge(KsmRestore *s, KsmLock *lock, KsmRegion *r, size_t page,
     /* a device is mostly done with a page soon */
     for (unsigned tries = 0; ret == -EBUSY && !pinned && tries < BUSY_TRIES;
          tries++) {
-        pinned = lock_pass(s, lock, 1000) < 0;
+        pinned = lock_pass(s, lock, 1000);
         if (!pinned) {
             ret = unmerge_once(s, lock, r, page, n, &pinned);
         }
