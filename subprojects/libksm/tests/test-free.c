@@ -127,7 +127,8 @@ static void test_decay(void)
         for (size_t i = 0; i < PAGES; i += 2) {
             memory[i * KSM_PAGE_SIZE] = 'y';
         }
-        g_assert(smaps_pages(memory, "Rss:") == PAGES);
+        /* pages that were being moved are gone: those that are not written */
+        g_assert(smaps_pages(memory, "Rss:") > PAGES / 2 + BATCHES);
         ksm_freer_set_decay(freer, 0);
         while (ksm_freer_step(freer) == 0) {
             ;
