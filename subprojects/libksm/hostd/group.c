@@ -27,10 +27,10 @@
 #define LEAVE_HOLDS     2048u   /* given back in it */
 #define PREFETCH        16u     /* hashes ahead */
 #define REST_NS         UINT64_C(1000000000)
-#define SAME_TRIES      8u      /* pages with one hash compared, of an offer */
-#define SAME_CHAINS     1024u   /* ... looked for by hash */
+/* Pages of an offer that are read, judged and written at once, in the cache. */
+#define PIECE           64u
 
-G_STATIC_ASSERT((LOOK_PAGES + WIRE_OFFERS) * PAGE_BYTES < MEMCG_ROOM_MIN);
+G_STATIC_ASSERT((LOOK_PAGES + PIECE) * PAGE_BYTES < MEMCG_ROOM_MIN);
 
 static void *slots_array(size_t bytes, size_t *len)
 {
@@ -86,7 +86,7 @@ int group_init(Group *g, const GroupConfig *config, int fd, int map_fd)
                            &g->upper_bytes);
     g->owner = slots_array((size_t)g->config.slots * sizeof(*g->owner),
                            &g->owner_bytes);
-    g->copy = prim.map(NULL, WIRE_OFFERS * PAGE_BYTES, PROT_READ | PROT_WRITE,
+    g->copy = prim.map(NULL, PIECE * PAGE_BYTES, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     g->index_room = INDEX_ROOM;
     if (!g->upper || !g->owner || !g->copy) {
@@ -108,7 +108,7 @@ void group_free(Group *g)
         prim.unmap(g->owner, g->owner_bytes);
     }
     if (g->copy) {
-        prim.unmap(g->copy, WIRE_OFFERS * PAGE_BYTES);
+        prim.unmap(g->copy, PIECE * PAGE_BYTES);
     }
 }
 
@@ -437,78 +437,58 @@ static void tell(Group *g, GroupMember *m, uint64_t hash, uint32_t slot)
     }
 }
 
-/* What is to be offered, as copied and judged. */
+/* A piece of an offer, as copied and judged. */
 typedef struct Judged {
     Group *g;
     GroupMember *m;
     GArray *blocks;
     uint32_t *slot;         /* of each page: the answer */
-    uint64_t hash[WIRE_OFFERS];
-    uint32_t old[WIRE_OFFERS];      /* full slot to be replaced */
-    uint16_t fresh[WIRE_OFFERS];    /* pages that need a slot */
-    uint16_t same[WIRE_OFFERS];     /* page before that is equal, or itself */
-    uint16_t latest[SAME_CHAINS];   /* page that needs a slot, + 1; or 0 */
-    uint16_t before[WIRE_OFFERS];   /* ... the one before it in its chain */
+    uint64_t hash[PIECE];
+    uint32_t old[PIECE];    /* full slot to be replaced */
+    uint16_t fresh[PIECE];  /* pages that need a slot */
+    uint16_t same[PIECE];   /* page before that is equal, or itself */
     unsigned n_fresh;
 } Judged;
 
 /* From the member's ring to our copy, and hashes of that. */
 static int copy_pages(Judged *j, const GroupOffer *o)
 {
-    const unsigned piece = 32;      /* stays in the cache */
     Group *g = j->g;
+    size_t len = o->count * PAGE_BYTES;
+    ssize_t got;
 
+    g_assert(o->count <= PIECE);
     g->active = prim.now_ns();
-    for (unsigned at = 0; at < o->count; ) {
-        unsigned n = MIN(piece, o->count - at);
-        char *to = g->copy + at * PAGE_BYTES;
-        ssize_t got = prim.read_at(o->ring, to, n * PAGE_BYTES,
-                                   (off_t)(o->first + at) * PAGE_BYTES);
-
-        if (got == -EINTR) {
-            continue;
-        }
-        if (got != n * PAGE_BYTES) {
-            return got < 0 ? got : -EIO;
-        }
-        for (unsigned i = 0; i < n; i++) {
-            j->hash[at + i] = hash_page(&g->hasher, to + i * PAGE_BYTES) ^
-                              o->domain;
-            index_prefetch(&g->index, j->hash[at + i]);
-        }
-        at += n;
+    do {
+        got = prim.read_at(o->ring, g->copy, len,
+                           (off_t)o->first * PAGE_BYTES);
+    } while (got == -EINTR);
+    if (got != (ssize_t)len) {
+        return got < 0 ? got : -EIO;
+    }
+    for (unsigned i = 0; i < o->count; i++) {
+        j->hash[i] = hash_page(&g->hasher, g->copy + i * PAGE_BYTES) ^
+                     o->domain;
+        index_prefetch(&g->index, j->hash[i]);
     }
     return 0;
 }
 
-/* An equal page of this offer that needs a slot, too; @i: none. */
+/* An equal page of this piece that needs a slot, too; @i: none. */
 static unsigned same_before(const Judged *j, unsigned i)
 {
     const char *copy = j->g->copy;
-    unsigned tries = 0, f;
 
-    for (unsigned k = j->latest[j->hash[i] % SAME_CHAINS];
-         k && tries < SAME_TRIES; k = j->before[f]) {
-        bool maybe;
+    for (unsigned k = 0; k < j->n_fresh; k++) {
+        unsigned f = j->fresh[k];
 
-        f = k - 1;
-        maybe = j->hash[f] == j->hash[i];
-        tries += maybe;
-        if (maybe && memcmp(copy + f * PAGE_BYTES, copy + i * PAGE_BYTES,
+        if (j->hash[f] == j->hash[i] &&
+            memcmp(copy + f * PAGE_BYTES, copy + i * PAGE_BYTES,
                    PAGE_BYTES) == 0) {
             return f;
         }
     }
     return i;
-}
-
-static void needs_slot(Judged *j, unsigned i)
-{
-    uint16_t *latest = &j->latest[j->hash[i] % SAME_CHAINS];
-
-    j->before[i] = *latest;
-    *latest = i + 1;
-    j->fresh[j->n_fresh++] = i;
 }
 
 /* Answers what the pool has, and lists what it has not. */
@@ -528,7 +508,7 @@ static void judge(Judged *j, unsigned i)
     j->old[i] = slot;
     j->same[i] = same_before(j, i);
     if (j->same[i] == i) {
-        needs_slot(j, i);
+        j->fresh[j->n_fresh++] = i;
     }
 }
 
@@ -594,6 +574,9 @@ static unsigned publish_run(Judged *j, const uint16_t *page, unsigned n,
     }
     /* all have their hold: what is told now cannot go */
     for (unsigned i = 0; i < done; i++) {
+        asked_prefetch(&g->asked, j->hash[page[i]]);
+    }
+    for (unsigned i = 0; i < done; i++) {
         tell(g, j->m, j->hash[page[i]], slot + i);
     }
     return done;
@@ -637,7 +620,7 @@ static void publish_again(Judged *j, unsigned i, unsigned n)
     }
 }
 
-/* Equal pages of one offer: the slot of the first, as long as it has holds. */
+/* Equal pages of one piece: the slot of the first, as long as it has holds. */
 static void answer_same(Judged *j, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
@@ -658,8 +641,8 @@ static void answer_same(Judged *j, unsigned n)
     }
 }
 
-int group_offer(Group *g, GroupMember *m, const GroupOffer *o, uint32_t *slot,
-                GArray *blocks)
+static int offer_piece(Group *g, GroupMember *m, const GroupOffer *o,
+                       uint32_t *slot, GArray *blocks)
 {
     Judged j;
     int ret;
@@ -669,7 +652,6 @@ int group_offer(Group *g, GroupMember *m, const GroupOffer *o, uint32_t *slot,
     j.blocks = blocks;
     j.slot = slot;
     j.n_fresh = 0;
-    memset(j.latest, 0, sizeof(j.latest));
     ret = copy_pages(&j, o);
     if (ret < 0) {
         return ret;
@@ -682,6 +664,22 @@ int group_offer(Group *g, GroupMember *m, const GroupOffer *o, uint32_t *slot,
     publish_fresh(&j);
     answer_same(&j, o->count);
     return 0;
+}
+
+void group_offer(Group *g, GroupMember *m, const GroupOffer *o, uint32_t *slot,
+                 GArray *blocks)
+{
+    for (unsigned at = 0, n; at < o->count; at += n) {
+        GroupOffer piece = *o;
+
+        n = piece.count = MIN(o->count - at, PIECE);
+        piece.first += at;
+        if (offer_piece(g, m, &piece, slot + at, blocks) < 0) {
+            for (unsigned i = at; i < at + n; i++) {
+                slot[i] = WIRE_NO_MEMORY;
+            }
+        }
+    }
 }
 
 /* A block with the page, or NULL and why not. */
@@ -886,7 +884,7 @@ bool group_rest(Group *g)
     }
     g->asked_before = g->stats.asked;
     if (g->active && prim.now_ns() - g->active >= REST_NS) {
-        prim.advise(g->copy, WIRE_OFFERS * PAGE_BYTES, MADV_DONTNEED);
+        prim.advise(g->copy, PIECE * PAGE_BYTES, MADV_DONTNEED);
         g->active = 0;
     }
     return g->active;

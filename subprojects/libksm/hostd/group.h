@@ -79,7 +79,7 @@ typedef struct Group {
     Asked asked;
     KsmMemcg memcg;
     unsigned unwatched;     /* pages written since that was looked at */
-    char *copy;             /* of what is offered: WIRE_OFFERS pages */
+    char *copy;             /* a piece of what is offered */
     uint64_t active;        /* ns; it was asked, or offered; 0: it rests */
     uint64_t asked_before;  /* Stats.asked, when it was last to rest */
     GroupMember *member[ASKED_MEMBERS];
@@ -120,9 +120,9 @@ typedef struct GroupOffer {
     int node;
 } GroupOffer;
 
-/* -errno if the ring could not be read: nothing was taken. */
-int group_offer(Group *g, GroupMember *m, const GroupOffer *o, uint32_t *slot,
-                GArray *blocks);
+/* Where the ring cannot be read: WIRE_NO_MEMORY. */
+void group_offer(Group *g, GroupMember *m, const GroupOffer *o, uint32_t *slot,
+                 GArray *blocks);
 /* One page, to be a block of @want slots. */
 int group_repeat(Group *g, GroupMember *m, const GroupOffer *o, unsigned want,
                  uint32_t *slot);

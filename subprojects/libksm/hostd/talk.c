@@ -264,12 +264,7 @@ static void on_offer(Client *c, const Packet *p)
         bad(c, "OFFER: count, first page, node or zero");
         return;
     }
-    if (group_offer(&s->group, &c->member->held, &offer, slot,
-                    s->blocks) < 0) {
-        for (unsigned i = 0; i < offer.count; i++) {
-            slot[i] = WIRE_NO_MEMORY;
-        }
-    }
+    group_offer(&s->group, &c->member->held, &offer, slot, s->blocks);
     send_slots(c, WIRE_TAKEN, o->head.seq, slot, offer.count);
 }
 
