@@ -18,11 +18,12 @@
 
 /*
  * Asks for the page to be read next: the processor's own prefetching ends with
- * a page, and takes half of one to catch up.
+ * a page.  For all of it: half a page is worse than nothing (EPYC, pages that
+ * are not in the cache: 470 ns each to hash; nothing: 400; all: 310).
  */
 static inline void page_prefetch(const char *page)
 {
-    for (unsigned i = 0; i < PAGE_BYTES / 2; i += 64) {
+    for (unsigned i = 0; i < PAGE_BYTES; i += 64) {
         __builtin_prefetch(page + i);
     }
 }

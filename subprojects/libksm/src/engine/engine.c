@@ -706,8 +706,8 @@ static bool engine_has_work(const KsmEngine *e)
 int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
 {
     KsmEngine *e = engine;
-    int64_t pause = -1;
     bool more = true, crowded;
+    int64_t pause;
 
     lock_take(&e->lock);
     budget_begin(&e->budget, e->cfg.max_cpu, max_ns);
@@ -723,23 +723,19 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
             lock_take(&e->lock);
         } while (more && engine_has_work(e) &&
                  budget_used(&e->budget) < e->budget.limit);
-        /* what is left when the time is used up is for the next step */
-        pause = step_pause(e, more);
-        more = false;
-    }
-    while (more && engine_has_work(e)) {
-        more = engine_upkeep(e, &crowded);
-        more |= !crowded && scan_step(e);
-        pause = step_pause(e, more);
-        if (budget_used(&e->budget) >= e->budget.limit) {
-            break;
+    } else {
+        while (more && engine_has_work(e)) {
+            more = engine_upkeep(e, &crowded);
+            more |= !crowded && scan_step(e);
+            if (budget_used(&e->budget) >= e->budget.limit) {
+                break;
+            }
+            lock_release(&e->lock);
+            lock_take(&e->lock);
         }
-        lock_release(&e->lock);
-        lock_take(&e->lock);
     }
-    if (!engine_has_work(e)) {
-        pause = -1;
-    }
+    /* what is left when the time is used up is for the next step */
+    pause = engine_has_work(e) ? step_pause(e, more) : -1;
     lock_release(&e->lock);
     return pause;
 }

@@ -226,6 +226,10 @@ static unsigned verify(KsmMerge *m, Span *s)
             good += zero;
         } else if (s->act[i] == ACT_MAP) {
             readable = readable ? readable : readable_run(m, s, i);
+            if (readable > 1) {
+                __builtin_prefetch(page + PAGE_BYTES);
+                __builtin_prefetch(store_page(st, s->slot[i + 1]));
+            }
             if (readable && !memcmp(page, store_page(st, s->slot[i]),
                                     PAGE_BYTES)) {
                 good++;
