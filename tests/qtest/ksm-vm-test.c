@@ -503,6 +503,7 @@ static void test_migrate(void)
     g_autofree uint8_t *data = random_copy(1);
     g_autofree char *path = temporary();
     g_autofree char *uri = g_strdup_printf("file:%s", path);
+    g_autofree char *refused = NULL;
     QTestState *from, *to;
 
     if (!can_run()) {
@@ -518,9 +519,18 @@ static void test_migrate(void)
     inhibited_wait(from, "migration");
     g_assert_true(state_is(from, "ram0", "inhibited"));
     copies_assert(from, data);
+    /* RDMA registers memory and tells nobody: it has to stay what it is */
+    ksm_qom_set(from, "ram0", "run", "false");
+    refused = unmerge(from, "{'id': 'ram0'}");
+    g_assert_nonnull(refused);
+    g_assert_nonnull(strstr(refused, "migration"));
+    g_assert_cmpuint(stat_get(from, "ram0", "merged-bytes"), ==, 2 * COPY);
     qtest_qmp_assert_success(from, "{'execute': 'migrate-set-parameters', "
                              "'arguments': {'max-bandwidth': 1000000000}}");
     migrate_wait(from, "completed");
+    copies_assert(from, data);
+    g_assert_null(unmerge(from, "{'id': 'ram0'}"));
+    g_assert_cmpuint(stat_get(from, "ram0", "merged-bytes"), ==, 0);
     copies_assert(from, data);
 
     to = qtest_initf(RAM " -incoming defer");
