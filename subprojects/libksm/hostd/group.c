@@ -29,8 +29,10 @@
 #define REST_NS         UINT64_C(1000000000)
 /* Pages of an offer that are read, judged and written at once, in the cache. */
 #define PIECE           64u
+#define SAME_TRIES      8u      /* of those with one hash compared */
 
-G_STATIC_ASSERT((LOOK_PAGES + PIECE) * PAGE_BYTES < MEMCG_ROOM_MIN);
+G_STATIC_ASSERT((LOOK_PAGES + MAX(PIECE, WIRE_BLOCK_MAX)) * PAGE_BYTES <
+                MEMCG_ROOM_MIN);
 
 static void *slots_array(size_t bytes, size_t *len)
 {
@@ -478,13 +480,15 @@ static int copy_pages(Judged *j, const GroupOffer *o)
 static unsigned same_before(const Judged *j, unsigned i)
 {
     const char *copy = j->g->copy;
+    unsigned tries = 0;
 
-    for (unsigned k = 0; k < j->n_fresh; k++) {
+    for (unsigned k = 0; k < j->n_fresh && tries < SAME_TRIES; k++) {
         unsigned f = j->fresh[k];
+        bool maybe = j->hash[f] == j->hash[i];
 
-        if (j->hash[f] == j->hash[i] &&
-            memcmp(copy + f * PAGE_BYTES, copy + i * PAGE_BYTES,
-                   PAGE_BYTES) == 0) {
+        tries += maybe;
+        if (maybe && memcmp(copy + f * PAGE_BYTES, copy + i * PAGE_BYTES,
+                            PAGE_BYTES) == 0) {
             return f;
         }
     }

@@ -17,8 +17,7 @@
 #include "conn.h"
 #include "group.h"
 
-/* The rings of all that are busy are to stay in the cache: 2 MiB each. */
-#define RING_PAGES  512u
+#define RING_PAGES  1024u
 
 typedef struct Member {
     GroupMember held;       /* first: the group gives back pointers to it */
