@@ -321,7 +321,7 @@ static bool may_have(Group *g, size_t bytes)
     return !bytes || (!is_tight(g) && memcg_has_room(&g->memcg, bytes));
 }
 
-/* A table that does not grow forgets; one that grows by little is moved often. */
+/* One that does not grow forgets; one that grows by little is moved often. */
 static AskedGrowth asked_may(Group *g, unsigned n)
 {
     AskedGrowth may = ASKED_DOUBLE;
