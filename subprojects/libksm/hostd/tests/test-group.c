@@ -994,6 +994,35 @@ static void test_tight(void)
     world_free(w);
 }
 
+static unsigned reads;
+
+static ssize_t second_read_fails(int fd, void *buf, size_t len, off_t offset)
+{
+    return reads++ == 1 ? -EIO : prim_real.read_at(fd, buf, len, offset);
+}
+
+/* A part of an offer cannot be read: that is refused, the others are taken. */
+static void test_part_fails(void)
+{
+    g_autofree World *w = g_new(World, 1);
+    GroupConfig config = plain();
+    uint32_t slot[200];
+    unsigned refused = 0;
+
+    world_init(w, &config, 1);
+    reads = 0;
+    prim.read_at = second_read_fails;
+    offer_some(w, 0, 0, 200, slot);
+    prim.read_at = prim_real.read_at;
+    for (unsigned i = 0; i < 200; i++) {
+        refused += slot[i] == WIRE_NO_MEMORY;
+        g_assert(slot[i] == WIRE_NO_MEMORY || slot[i] < SLOTS);
+    }
+    g_assert(slot[0] < SLOTS && slot[199] < SLOTS);
+    g_assert(refused > 0 && w->g.used == 200 - refused);
+    world_free(w);
+}
+
 /*
  * Content with another's hash, which whoever knows the key can make (played
  * here by writing to the slot): it does not take its place, and finds itself.
@@ -1039,6 +1068,7 @@ int main(int argc, char **argv)
     g_test_add_func("/group/domains", test_domains);
     g_test_add_func("/group/replica", test_replica);
     g_test_add_func("/group/greedy", test_greedy);
+    g_test_add_func("/group/part-fails", test_part_fails);
     g_test_add_func("/group/same-hash", test_same_hash);
     g_test_add_func("/group/quotas", test_quotas);
     g_test_add_func("/group/full", test_full);
