@@ -1045,7 +1045,10 @@ static void test_follow_steps(void)
     top = engine_pool(s.e)->top;
     mem_fill_run(s.m, 0, (chunks - 1) * CHUNK_PAGES, 2000, 0);
     util_passes(s.e, PASSES);
-    g_assert(merged_below(&s, UINT32_MAX) == chunks * CHUNK_PAGES);
+    /* a page that was being moved then is alone now, and not worth it */
+    for (unsigned i = 0; i < chunks; i++) {
+        g_assert(s.r->chunk[i].mapped > CHUNK_PAGES / 2);
+    }
     fake_store_outdate(s.store, top);
     while (s.e->follow.phase == FOLLOW_NEXT) {
         g_assert(follow_step(s.e));
