@@ -81,6 +81,7 @@ static void connect_below(Rooms *f, KsmDirtySource dirty)
         .cut = &f->cut,
         .costs = &f->costs,
         .memcg = &f->memcg,
+        .sampler = { &f->content, &f->hasher, &f->kinds },
         .split_min_pages = 64,
         .stall_limit_ns = 1000000,
     };
@@ -322,6 +323,10 @@ static void chunk_look(Rooms *f, KsmRegion *r, size_t chunk)
     c->flags |= all & PM_HUGE ? CHUNK_HUGE : 0;
     if ((all & PM_PRESENT) && !(c->flags & CHUNK_ARMED)) {
         dirty_arm(&f->dirty, r, chunk);
+    }
+    if (c->flags & CHUNK_LOOSE) {
+        /* who looks at what is not watched lives a floor above */
+        dirty_fasten(&f->dirty, r, chunk);
     }
 }
 

@@ -16,6 +16,12 @@
 
 #include "base/prim.h"
 
+/*
+ * Pages that may have been on their way while those around them were merged: a
+ * page alone is not worth it afterwards.
+ */
+#define STILL_FEW   8u
+
 /* Is the page of this entry of pagemap (bits: pagemap.rst) on its way? */
 bool still_not(uint64_t entry);
 

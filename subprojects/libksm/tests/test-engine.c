@@ -342,6 +342,12 @@ static void run_quiet(Fixture *f)
 
     mem_fill_run(f->mem, 0, PAGES, 1, 1);
     settle(f);
+    if (f->region->chunk[0].flags & CHUNK_LOOSE) {
+        /* looked at three times more, then watched */
+        util_passes(f->engine, 200);
+        g_assert(!(f->region->chunk[0].flags & CHUNK_LOOSE));
+        g_assert(util_stats(f->engine).pages_scanned == 4 * PAGES);
+    }
     before = util_stats(f->engine);
     settle(f);
     after = util_stats(f->engine);
@@ -1274,7 +1280,7 @@ static void test_fork_dead(void)
     g_assert(pid > 0 && waitpid(pid, &status, 0) == pid);
     g_assert(status == 0);
     g_assert(ksm_step(e, 0) >= 0);
-    g_assert(util_stats(e).pages_sharing == 1024);
+    g_assert(util_stats(e).pages_sharing >= 1024 - STILL_FEW);
     util_remove(r);
     mem_check(m);
     ksm_engine_free(e);

@@ -142,6 +142,7 @@ static void engine_connect(KsmEngine *e)
         .cut = &e->cut,
         .costs = &e->costs,
         .memcg = &e->memcg,
+        .sampler = { &e->content, &e->hasher, &e->kinds },
         .split_min_pages = e->cfg.split_min_pages,
         .stall_limit_ns = e->cfg.stall_limit_ns,
     };

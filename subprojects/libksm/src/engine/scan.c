@@ -10,6 +10,7 @@
 #include "engine/ages.h"
 #include "engine/broken.h"
 #include "engine/discard.h"
+#include "engine/loose.h"
 #include "engine/renew.h"
 #include "engine/ripen.h"
 #include "engine/scan.h"
@@ -167,8 +168,9 @@ static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
     case PAGE_FREED:
         chunk_set_lazy(r, page_chunk(r, page),
                        page_chunk(r, page)->lazy + there);
-        if (there && r->dirty == KSM_DIRTY_CHECKSUM &&
-            !(r->state[page] & PAGE_BLIND)) {
+        if (there && !(r->state[page] & PAGE_BLIND) &&
+            (r->dirty == KSM_DIRTY_CHECKSUM ||
+             (page_chunk(r, page)->flags & CHUNK_LOOSE))) {
             page_set(r, page, PAGE_NEW);
             page_mark(r, page, true);
         }
@@ -285,13 +287,17 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     chunk_away(e, c, all & PM_SWAPPED, r->count[PAGE_SWAPPED] != swapped);
     tail_look(e, r, chunk);
     c->flags &= ~(CHUNK_HUGE | CHUNK_CHECK);
-    if (all & PM_HUGE) {
+    if ((all & PM_HUGE) && !(all & PM_ZEROPFN)) {
         c->flags |= CHUNK_HUGE;
+    }
+    if ((c->flags & (CHUNK_LOOSE | CHUNK_HUGE)) == CHUNK_LOOSE) {
+        loose_split(e, r, chunk);
     }
     if ((all & (PM_PRESENT | PM_SWAPPED)) && !(c->flags & CHUNK_ARMED)) {
         dirty_arm(&e->dirty, r, chunk);
     }
     e->scan.empty = !all;
+    e->scan.hash_all = loose_begin(e, r, chunk);
     return true;
 }
 
@@ -299,13 +305,16 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
 static bool page_wanted(KsmEngine *e, KsmRegion *r, size_t page)
 {
     PageState s = page_state(r, page);
+    bool known = s == PAGE_UNIQUE || s == PAGE_EQUAL || s == PAGE_ZEROES;
 
+    if (e->scan.hash_all || (page_chunk(r, page)->flags & CHUNK_LOOSE)) {
+        return s == PAGE_NEW || (e->scan.hash_all && known);
+    }
     if (r->dirty != KSM_DIRTY_CHECKSUM) {
         return s == PAGE_NEW && !(r->state[page] & PAGE_WRITTEN) &&
                !page_skip(e, r, page);
     }
-    return (s == PAGE_NEW || s == PAGE_UNIQUE || s == PAGE_EQUAL ||
-            s == PAGE_ZEROES) && !page_skip(e, r, page);
+    return (s == PAGE_NEW || known) && !page_skip(e, r, page);
 }
 
 /* Without a source.  False: this is the first look with that hash. */
@@ -411,6 +420,13 @@ static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
         }
         return;
     }
+    if (page_state(r, page) != PAGE_NEW) {
+        /* of a loose chunk */
+        if (r->tag[page] == hash) {
+            return;
+        }
+        content_leave(&e->content, r, page, PAGE_NEW);
+    }
     if (store_is_remote(e->content.store)) {
         page_tag_or_ask(e, r, page, hash, hash64);
     } else {
@@ -433,13 +449,16 @@ static uint64_t zero_or_not(KsmEngine *e, const char *page)
                                             : ~e->hasher.zero;
 }
 
-/* Hashes the wanted pages; returns how many. */
-static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk)
+/* Hashes the wanted pages; returns how many.  *@changed: that were known. */
+static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk,
+                           unsigned *changed)
 {
     uint64_t hash[CHUNK_PAGES];
     uint16_t which[CHUNK_PAGES];
     size_t first = chunk * CHUNK_PAGES;
     unsigned n = 0;
+
+    *changed = 0;
 
     KSM_TSAN_IGNORE_BEGIN();
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
@@ -460,6 +479,7 @@ static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
     KSM_TSAN_IGNORE_END();
     for (unsigned i = 0; i < n; i++) {
+        *changed += loose_changed(e, r, first + which[i], hash[i]);
         page_classify(e, r, first + which[i], hash[i]);
     }
     e->total.pages_scanned += n;
@@ -480,13 +500,18 @@ static void partners_queue(KsmEngine *e)
 
 static unsigned plan_merge(KsmEngine *e, KsmRegion *r)
 {
+    bool loose = r->chunk[e->plan.chunk].flags & CHUNK_LOOSE;
     unsigned merged = merge_plan(&e->merge);
 
     for (unsigned i = 0; i < e->merge.n_collided; i++) {
         page_collided(e, r, e->merge.collided[i].page,
                       e->merge.collided[i].tag);
     }
-    settle_kept(e, r, e->plan.chunk);
+    if (loose && merged) {
+        loose_merged(e, r, e->plan.chunk);
+    } else {
+        settle_kept(e, r, e->plan.chunk);
+    }
     e->total.merged += merged;
     r->merged += merged;
     return merged;
@@ -515,6 +540,11 @@ static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
     bool made;
 
     if (!plan_ripe(&e->plan, r, chunk)) {
+        return false;
+    }
+    if (!loose_ready(e, r, chunk)) {
+        /* if it is put off it is not called again in this pass */
+        r->chunk[chunk].failed_in = pass_mark(&e->scan);
         return false;
     }
     made = plan_make(&e->plan, r, chunk);
@@ -575,8 +605,8 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
     uint64_t cpu = prim.cpu_ns(), looked;
-    unsigned hashed = 0;
-    bool seen;
+    unsigned hashed, changed;
+    bool seen, again;
 
     if (is_starved(e)) {
         e->scan.again = true;
@@ -584,6 +614,8 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
         return;
     }
     c->flags &= ~CHUNK_VISIT;
+    /* the first looks are done once; others may go on for ever */
+    again = loose_goes_on(c);
     seen = chunk_look(e, r, chunk);
     if (!seen) {
         c->flags |= CHUNK_VISIT;
@@ -592,10 +624,15 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
         return;
     }
     looked = prim.cpu_ns();
-    hashed = chunk_hash(e, r, chunk);
-    e->scan.hash_time += prim.cpu_ns() - looked;
-    e->scan.active |= hashed && r->dirty != KSM_DIRTY_CHECKSUM;
-    if (c->fresh > c->written && r->dirty != KSM_DIRTY_CHECKSUM) {
+    again &= e->scan.hash_all;
+    hashed = chunk_hash(e, r, chunk, &changed);
+    e->scan.hash_time += again ? 0 : prim.cpu_ns() - looked;
+    e->scan.active |= hashed && !again && r->dirty != KSM_DIRTY_CHECKSUM;
+    if (e->scan.hash_all) {
+        loose_end(e, r, chunk, changed);
+    }
+    if (r->dirty != KSM_DIRTY_CHECKSUM &&
+        (c->fresh > c->written || (c->fresh && (c->flags & CHUNK_LOOSE)))) {
         c->flags |= CHUNK_VISIT;    /* some were skipped */
     }
     c->flags |= CHUNK_SEEN;
@@ -756,7 +793,7 @@ static void index_make_room(KsmEngine *e)
     size_t held = 0;
 
     for (guint i = 0; i < e->regions->len; i++) {
-        held += region_held(g_ptr_array_index(e->regions, i));
+        held += region_expected(g_ptr_array_index(e->regions, i));
     }
     if (!engine_zero_only(e)) {
         index_fit(&e->content.index, held);
@@ -801,8 +838,9 @@ static void pass_end(KsmEngine *e)
 }
 
 /* Once a pass for each chunk of a piece. */
-static void waits_count(const KsmScan *s, size_t chunk, size_t end)
+static void waits_count(KsmEngine *e, size_t chunk, size_t end)
 {
+    const KsmScan *s = &e->scan;
     KsmRegion *r = s->region;
 
     REGION_FOREACH_KNOWN(r, i, chunk, end) {
@@ -818,6 +856,7 @@ static void waits_count(const KsmScan *s, size_t chunk, size_t end)
         if (c->away_wait && --c->away_wait == 0) {
             c->flags |= CHUNK_VISIT;
         }
+        loose_pass(e, r, i);
     }
 }
 
@@ -829,7 +868,7 @@ static void step_sync(KsmEngine *e)
 
     s->again |= e->dirty.again;
     e->dirty.again = false;
-    waits_count(s, s->chunk, end);
+    waits_count(e, s->chunk, end);
     renew_pass(e, s->region, s->chunk, end);
     tail_pass(e, s->region, s->chunk, end);
     cpu = prim.cpu_ns() - cpu;
@@ -927,7 +966,7 @@ static bool cursor_advance(KsmEngine *e)
         return false;
     }
     if (s->phase == PHASE_SYNC) {
-        /* with a log pages are hashed in the pass that finds them */
+        /* huge pages, and with a log all, are hashed when they are found */
         index_make_room(e);
     }
     s->phase++;

@@ -5,6 +5,7 @@
  */
 #include "base/tsan.h"
 #include "engine/settle.h"
+#include "merge/sample.h"
 
 /* Is what it holds known? */
 static bool is_known(const KsmEngine *e, const KsmRegion *r, size_t page)
@@ -19,16 +20,11 @@ static bool is_known(const KsmEngine *e, const KsmRegion *r, size_t page)
 
 static bool is_still(const KsmEngine *e, const KsmRegion *r, size_t page)
 {
-    const char *addr = page_addr(r, page);
-    bool zeroes = page_state(r, page) == PAGE_ZEROES;
-    uint64_t hash;
-
-    if (zeroes || engine_zero_only(e)) {
-        return bytes_are_zero(addr, PAGE_BYTES) == zeroes;
+    if (engine_zero_only(e)) {
+        return bytes_are_zero(page_addr(r, page), PAGE_BYTES) ==
+               (page_state(r, page) == PAGE_ZEROES);
     }
-    hash = hash_page(&e->hasher, addr);
-    return r->tag[page] == content_tag(r, hash) ||
-           r->tag[page] == content_tag_again(r, hash);
+    return sample_page(&e->hasher, r, page);
 }
 
 /* Known pages from @page on, up to @end; the kernel skips the pool between. */

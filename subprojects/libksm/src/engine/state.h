@@ -49,6 +49,7 @@ typedef struct KsmScan {
     uint64_t starved;       /* ns; since when nothing could be asked; 0 */
     bool again;             /* something was left for a pass soon */
     bool empty;             /* nothing is populated in the chunk looked at */
+    bool hash_all;          /* ... of which all is to be hashed: loose.h */
     unsigned settle;        /* passes until the engine may count as idle */
     uint8_t kinds[CHUNK_PAGES]; /* PM_* of the chunk being visited */
 } KsmScan;

@@ -182,6 +182,9 @@ static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
     if (e->tail.eager) {
         return !(c->flags & CHUNK_HUGE);
     }
+    if ((c->flags & CHUNK_LOOSE) && !c->same) {
+        return false;
+    }
     return c->gain >= least && is_quiet(c) &&
            (c->why_not == KSM_REASON_NOT_WORTH ||
             c->why_not == KSM_REASON_VMA_LIMIT ||

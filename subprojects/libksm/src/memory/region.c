@@ -116,7 +116,8 @@ static void chunk_deaden(KsmRegion *r, size_t chunk)
 
 void chunk_forget(KsmRegion *r, size_t chunk)
 {
-    const uint16_t idle = CHUNK_ARMED | CHUNK_HUGE | CHUNK_SEEN | CHUNK_LIVE;
+    const uint16_t idle = CHUNK_ARMED | CHUNK_HUGE | CHUNK_SEEN | CHUNK_LIVE |
+                          CHUNK_LOOSE | CHUNK_STIRRED | CHUNK_STILL;
     KsmGroup *g = &r->group[chunk / GROUP_CHUNKS];
     KsmChunk *c = &r->chunk[chunk];
     size_t page = chunk * CHUNK_PAGES;
@@ -148,6 +149,18 @@ size_t region_known(const KsmRegion *r, size_t chunk, size_t end)
         chunk = (chunk / GROUP_CHUNKS + 1) * GROUP_CHUNKS;
     }
     return end;
+}
+
+size_t region_expected(const KsmRegion *r)
+{
+    size_t chunks = 0;
+
+    for (size_t i = 0; i < r->n_groups; i++) {
+        const KsmGroup *g = &r->group[i];
+
+        chunks += __builtin_popcountll(g->known & ~g->live);
+    }
+    return region_held(r) + chunks * CHUNK_PAGES;
 }
 
 /* Writes nothing if it is so: the page may be of a bare chunk. */
@@ -506,6 +519,9 @@ void region_check(KsmRegion *r)
             marked += !!(r->state[p] & PAGE_WRITTEN);
             written += s == PAGE_NEW && (r->state[p] & PAGE_WRITTEN);
         }
+        g_assert(!(r->chunk[i].flags & CHUNK_LOOSE) ||
+                 (r->dirty == KSM_DIRTY_PAGEMAP && !mapped &&
+                  (r->chunk[i].flags & CHUNK_ARMED)));
         sum[r->chunk[i].why_not] += gain;
         lazy += r->chunk[i].lazy;
         g_assert(r->chunk[i].held == held);

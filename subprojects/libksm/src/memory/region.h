@@ -86,6 +86,9 @@ typedef enum PageState {
 #define CHUNK_TAIL      0x200u  /* left to the kernel's KSM: MADV_MERGEABLE */
 #define CHUNK_LIVE      0x400u  /* what is kept of its pages has memory */
 #define CHUNK_UNOFFERED 0x800u  /* others want some; there was no memory */
+#define CHUNK_LOOSE     0x1000u /* a huge page that is not protected: loose.h */
+#define CHUNK_STIRRED   0x2000u /* LOOSE: had changed, or new, in this pass */
+#define CHUNK_STILL     0x4000u /* LOOSE: seen in this pass, as it was */
 
 #define GROUP_CHUNKS    64u
 #define GROUP_PAGES     (GROUP_CHUNKS * CHUNK_PAGES)
@@ -116,8 +119,9 @@ typedef struct KsmChunk {
     uint8_t wait;       /* passes until it is tried again */
     uint8_t parked;     /* times in this pass that it was put off */
     uint8_t backoff;    /* log2 of that wait, grows with each refusal */
-    uint8_t hot;        /* log2 of passes between looks for writes */
+    uint8_t hot;        /* log2 of passes between looks for writes; LOOSE: 4 */
     uint8_t hot_wait;   /* of those still to go */
+    uint8_t same;       /* LOOSE: looks in a row that found all as it was */
     uint8_t away;       /* log2 of passes between looks for SWAPPED pages */
     uint8_t away_wait;  /* of those still to go; 0: none is SWAPPED */
     uint8_t visited_in; /* mark of a pass; 0: none */
@@ -233,6 +237,14 @@ static inline bool page_is_mapped(const KsmRegion *r, size_t page)
     return s == PAGE_MERGED || s == PAGE_BROKEN;
 }
 
+/* Is all of the chunk in the region, so that it may be a huge page of it? */
+static inline bool chunk_is_whole(const KsmRegion *r, size_t chunk)
+{
+    const char *from = r->base + chunk * CHUNK_BYTES;
+
+    return from >= r->addr && from + CHUNK_BYTES <= r->addr + r->len;
+}
+
 /* Pages of the region: from the first to the one behind the last. */
 static inline size_t region_first(const KsmRegion *r)
 {
@@ -280,6 +292,9 @@ static inline size_t region_held(const KsmRegion *r)
 {
     return r->n_pages - r->count[PAGE_HOLE] - r->count[PAGE_OUTSIDE];
 }
+
+/* ... and those that may be: of chunks that were found and not looked at. */
+size_t region_expected(const KsmRegion *r);
 
 /* Why the chunk's gain is not merged: KsmReason. */
 void chunk_set_reason(KsmRegion *r, KsmChunk *c, KsmReason reason);

@@ -115,6 +115,39 @@ static const char *page_staged(const Span *s, unsigned i)
     return s->iso.staged + i * PAGE_BYTES;
 }
 
+/* The two tags that a page can go by. */
+static void page_tags(const KsmMerge *m, const char *page, uint32_t tag[2])
+{
+    uint64_t h = hash_page(m->hasher, page);
+
+    tag[0] = content_tag(m->plan->region, h);
+    tag[1] = content_tag_again(m->plan->region, h);
+}
+
+/*
+ * What was written since it was hashed fills no slot: by its tag others would
+ * look for another content there, and who has its own would not find it.
+ */
+static void fill_check(KsmMerge *m, Span *s)
+{
+    uint32_t is, tag[2];
+
+    for (unsigned i = 0; i < s->iso.n; i++) {
+        if (s->act[i] != ACT_FILL) {
+            continue;
+        }
+        if (i + 1 < s->iso.n && s->act[i + 1] == ACT_FILL) {
+            page_prefetch(page_staged(s, i + 1));
+        }
+        is = store_tag(m->content->store, s->slot[i]);
+        page_tags(m, page_staged(s, i), tag);
+        if (tag[0] != is && tag[1] != is) {
+            content_withdraw(m->content, s->slot[i], is);
+            s->act[i] = ACT_CHANGED;
+        }
+    }
+}
+
 /* Copies staged pages to their slots: needs no comparison, see merge.h, 1. */
 static void fill_slots(KsmMerge *m, Span *s)
 {
@@ -156,15 +189,6 @@ static unsigned readable_run(const KsmMerge *m, const Span *s, unsigned i)
         return n;
     }
     return store_readable(st, s->slot[i], 1) == 0;
-}
-
-/* The two tags that a page can go by. */
-static void page_tags(const KsmMerge *m, const char *page, uint32_t tag[2])
-{
-    uint64_t h = hash_page(m->hasher, page);
-
-    tag[0] = content_tag(m->plan->region, h);
-    tag[1] = content_tag_again(m->plan->region, h);
 }
 
 /*
@@ -319,6 +343,7 @@ static void span_replace(KsmMerge *m, Span *s)
     bool good = false;
 
     if (s->iso.kinds_known && !s->iso.busy) {
+        fill_check(m, s);
         fill_slots(m, s);
         good = verify(m, s);
     } else {

@@ -67,7 +67,8 @@ static bool partner_worth(KsmPlan *p, uint32_t place)
         return quiet_pays(p->costs, r, page,
                           content_tag(r, p->hasher->zero));
     }
-    return c->gain >= gain_needed(p, c);
+    return sample_chunk(&p->sampler, r, page / CHUNK_PAGES) &&
+           c->gain >= gain_needed(p, c);
 }
 
 static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
@@ -108,7 +109,12 @@ static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
         return ACT_NEW;
     }
     /* what is not merged itself is not in the way of others that are equal */
-    content_take(p->content, place, r, page);
+    if (index_lookup(&p->content->index, r->tag[page]) == place) {
+        content_take(p->content, place, r, page);
+    } else {
+        /* the other one has changed */
+        content_enter(p->content, r, page);
+    }
     return ACT_KEEP;
 }
 
@@ -164,6 +170,18 @@ static StoreOffer offer_of(KsmRegion *r, size_t page, unsigned n)
     };
 }
 
+/*
+ * Is what was copied what the tag says?  The page may have been written since
+ * it was hashed, and by its tag the slot is found for as long as it is used.
+ */
+static bool slot_is_sound(const KsmPlan *p, const KsmRegion *r, uint32_t slot)
+{
+    uint64_t hash = hash_page(p->hasher, store_page(p->content->store, slot));
+    uint32_t tag = store_tag(p->content->store, slot);
+
+    return tag == content_tag(r, hash) || tag == content_tag_again(r, hash);
+}
+
 static uint32_t repeat_new(KsmPlan *p, KsmRegion *r, size_t page)
 {
     StoreOffer o = offer_of(r, page, 1);
@@ -174,8 +192,14 @@ static uint32_t repeat_new(KsmPlan *p, KsmRegion *r, size_t page)
     }
     switch (asks_repeat(p->asks, &o)) {
     case OFFER_TAKEN:
-        publish(p, o.slot);
-        return o.slot;
+        if (slot_is_sound(p, r, o.slot)) {
+            publish(p, o.slot);
+            return o.slot;
+        }
+        store_settle(p->content->store, o.slot);
+        content_leave(p->content, r, page, PAGE_NEW);
+        page_mark(r, page, true);
+        break;
     case OFFER_BUSY:
         p->busy++;
         /* fall through */
@@ -408,14 +432,6 @@ static unsigned plan_whole(KsmPlan *p)
     return kept;
 }
 
-/* Is all of the chunk in the region? */
-static bool region_has(const KsmRegion *r, size_t chunk)
-{
-    const char *from = page_addr(r, chunk * CHUNK_PAGES);
-
-    return from >= r->addr && from + CHUNK_BYTES <= r->addr + r->len;
-}
-
 /*
  * Swapped-out pages stay: before Linux 6.16 moving one while it is swapped in
  * could lose it.
@@ -466,7 +482,7 @@ static unsigned plan_spans(KsmPlan *p, KsmRegion *r, size_t chunk)
     unsigned most = span_most(p);
     PlanSpan *s = NULL;
 
-    if ((c->flags & CHUNK_HUGE) && !c->mapped && region_has(r, chunk) &&
+    if ((c->flags & CHUNK_HUGE) && !c->mapped && chunk_is_whole(r, chunk) &&
         chunk_is_movable(r, chunk)) {
         return plan_whole(p);
     }

@@ -22,6 +22,7 @@
 #include "merge/cut.h"
 #include "merge/vmas.h"
 #include "share/asks.h"
+#include "merge/sample.h"
 #include "share/content.h"
 #include "watch/memcg.h"
 
@@ -58,6 +59,7 @@ typedef struct KsmPlan {
     KsmCut *cut;
     KsmCosts *costs;
     KsmMemcg *memcg;
+    Sampler sampler;
     unsigned split_min_pages;       /* a huge page must save so many */
     uint64_t stall_limit_ns;
     /* the plan */

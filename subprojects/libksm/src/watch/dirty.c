@@ -16,6 +16,11 @@
  * millisecond: the tables of memory that was given back are still there, and
  * long to walk.
  *
+ * The first write to a protected huge page splits it: those are left alone as
+ * long as they are huge (CHUNK_LOOSE, see loose.h).  One that is new where
+ * small pages were protected looks written, and is protected by asking.  The
+ * protection is taken off again; what writes meanwhile splits it.
+ *
  * Each first write to a protected page costs the guest a fault.  So chunks that
  * are written again and again are asked about less and less often, up to every
  * eighth pass.  Small pages that were freed lazily are not protected at all
@@ -275,6 +280,16 @@ static void bits_set(unsigned long *bits, size_t from, size_t to)
     }
 }
 
+static void huge_note(KsmDirty *d, const PmRange *range, const char *origin)
+{
+    uintptr_t end = range->end - (uintptr_t)origin;
+
+    for (uintptr_t at = range->start - (uintptr_t)origin; at < end;
+         at += CHUNK_BYTES) {
+        d->huge |= UINT64_C(1) << (at / CHUNK_BYTES);
+    }
+}
+
 /*
  * Write-protects what was written in a range and sets its bits, which begin
  * with the page at @origin.
@@ -287,7 +302,7 @@ static int pagemap_ask(KsmDirty *d, const char *from, const char *to,
         .start = (uintptr_t)from,
         .end = (uintptr_t)to,
         .all = PM_WRITTEN | PM_PRESENT,
-        .tell = PM_WRITTEN,
+        .tell = PM_WRITTEN | (bits ? PM_HUGE | PM_ZEROPFN : 0),
         .protect = true,
         .vec = d->kinds->ranges,
         .vec_len = N_RANGES,
@@ -303,6 +318,9 @@ static int pagemap_ask(KsmDirty *d, const char *from, const char *to,
             bits_set(bits,
                      (scan.vec[i].start - (uintptr_t)origin) / PAGE_BYTES,
                      (scan.vec[i].end - (uintptr_t)origin) / PAGE_BYTES);
+            if ((scan.vec[i].kinds & (PM_HUGE | PM_ZEROPFN)) == PM_HUGE) {
+                huge_note(d, &scan.vec[i], origin);
+            }
         }
         if (scan.walk_end <= scan.start) {
             break;
@@ -335,15 +353,61 @@ static int pagemap_ask_but_blind(KsmDirty *d, KsmRegion *r, size_t from,
     return ret;
 }
 
-void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk)
+static void chunk_protect(KsmDirty *d, KsmRegion *r, size_t chunk)
 {
     size_t first = chunk * CHUNK_PAGES;
     size_t from = MAX(first, region_first(r));
     size_t to = MIN(first + CHUNK_PAGES, region_end(r));
 
-    r->chunk[chunk].flags |= CHUNK_ARMED;
     if (r->tracking) {
         pagemap_ask_but_blind(d, r, from, to, from, NULL);
+    }
+}
+
+static void chunk_loose(KsmChunk *c)
+{
+    c->flags |= CHUNK_LOOSE;
+    c->hot = c->hot_wait = c->same = 0;
+}
+
+static void chunk_unloose(KsmChunk *c)
+{
+    if (c->flags & CHUNK_LOOSE) {
+        c->flags &= ~(CHUNK_LOOSE | CHUNK_STIRRED | CHUNK_STILL);
+        c->hot = c->hot_wait = c->same = 0;
+    }
+}
+
+void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+
+    c->flags |= CHUNK_ARMED;
+    if (r->dirty == KSM_DIRTY_PAGEMAP && (c->flags & CHUNK_HUGE) &&
+        !c->mapped && chunk_is_whole(r, chunk)) {
+        chunk_loose(c);
+    } else {
+        chunk_protect(d, r, chunk);
+    }
+}
+
+void dirty_fasten(KsmDirty *d, KsmRegion *r, size_t chunk)
+{
+    chunk_unloose(&r->chunk[chunk]);
+    chunk_protect(d, r, chunk);
+}
+
+void dirty_loosen(KsmDirty *d, KsmRegion *r, size_t chunk)
+{
+    UffdRange range = {
+        d->uffd, page_addr(r, chunk * CHUNK_PAGES), CHUNK_BYTES
+    };
+
+    /* where this fails it is protected, and may be split */
+    if (!r->chunk[chunk].mapped && chunk_is_whole(r, chunk) &&
+        (!r->tracking || prim.uffd_protect(&range, false) == 0)) {
+        chunk_loose(&r->chunk[chunk]);
+        r->chunk[chunk].flags |= CHUNK_HUGE | CHUNK_VISIT;
     }
 }
 
@@ -360,20 +424,28 @@ bool dirty_settle(KsmDirty *d, const KsmRegion *r, size_t page, size_t n)
 
 bool dirty_protect(KsmDirty *d, KsmRegion *r, const PageRun *run)
 {
+    size_t chunk = run->page / CHUNK_PAGES;
+
     if (r->dirty != KSM_DIRTY_PAGEMAP || run->n < CHUNK_PAGES ||
-        !(r->chunk[run->page / CHUNK_PAGES].flags & CHUNK_HUGE)) {
+        !(r->chunk[chunk].flags & CHUNK_HUGE)) {
         return false;
     }
     if (r->tracking) {
         pagemap_ask(d, run->addr, run->addr + run->len, NULL, run->addr);
     }
+    chunk_unloose(&r->chunk[chunk]);
     return true;
+}
+
+static bool is_watched(const KsmChunk *c)
+{
+    return (c->flags & (CHUNK_ARMED | CHUNK_LOOSE)) == CHUNK_ARMED;
 }
 
 /* Should this chunk be asked about in this pass?  Counts the pass. */
 static bool chunk_due(KsmChunk *c, bool *again)
 {
-    if (!(c->flags & CHUNK_ARMED)) {
+    if (!is_watched(c)) {
         return false;
     }
     if (c->hot_wait) {
@@ -397,13 +469,14 @@ static void pagemap_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
         if (!chunk_due(&r->chunk[c], &d->again)) {
             continue;
         }
-        while (c + n < end && (r->chunk[c + n].flags & CHUNK_ARMED) &&
+        while (c + n < end && is_watched(&r->chunk[c + n]) &&
                (r->chunk[c + n].flags & CHUNK_BLIND) == blind &&
                !r->chunk[c + n].hot_wait) {
             n++;
         }
         to = MIN((c + n) * CHUNK_PAGES, hi);
         memset(d->bitmap, 0, n * CHUNK_PAGES / 8);
+        d->huge = 0;
         ret = blind ? pagemap_ask_but_blind(d, r, from, to, c * CHUNK_PAGES,
                                             d->bitmap)
                     : pagemap_ask(d, page_addr(r, from), page_addr(r, to),
@@ -414,6 +487,9 @@ static void pagemap_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
         for (size_t i = 0; i < n; i++) {
             chunk_apply(d, r, c + i, d->bitmap + i * CHUNK_PAGES / 64);
             r->chunk[c + i].hot_wait = (1u << r->chunk[c + i].hot) - 1;
+            if (d->huge >> i & 1) {
+                dirty_loosen(d, r, c + i);
+            }
         }
     }
 }

@@ -8,7 +8,8 @@
  * costs a failed verify; one too many costs a hash.
  *
  * Asking marks pages: PAGE_WRITTEN was written in the last interval, and is
- * not worth looking at; a NEW page without the mark is quiet, and is.
+ * not worth looking at; a NEW page without the mark is quiet, and is.  (Not in
+ * a LOOSE chunk, about which nobody is asked.)
  */
 #ifndef KSM_DIRTY_H
 #define KSM_DIRTY_H
@@ -29,6 +30,7 @@ typedef struct KsmDirty {
     unsigned long *bitmap;  /* of a piece */
     size_t reach;           /* groups without anything known: asked at once */
     bool again;             /* set: some chunks were put off to a later pass */
+    uint64_t huge;          /* chunks of a piece that are new huge pages */
 } KsmDirty;
 
 /* The fields above are set, but for the bitmap and the reach. */
@@ -65,8 +67,20 @@ void dirty_took(KsmDirty *d, size_t chunks, uint64_t ns);
 /* What is populated in chunks [@from, @to), which are bare, is NEW now. */
 void dirty_find(KsmDirty *d, KsmRegion *r, size_t from, size_t to);
 
-/* Starts tracking a chunk that was found populated. */
+/* Starts tracking a chunk that was found populated; a huge page is LOOSE. */
 void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk);
+
+/*
+ * A LOOSE chunk is protected, and not LOOSE, from now on.  What was written
+ * before is the caller's business.
+ */
+void dirty_fasten(KsmDirty *d, KsmRegion *r, size_t chunk);
+
+/*
+ * A chunk that is a huge page is LOOSE, and not protected, from now on.  Where
+ * that fails it stays as it was, and its next write splits it.
+ */
+void dirty_loosen(KsmDirty *d, KsmRegion *r, size_t chunk);
 
 /*
  * What was moved looks written to the page tables: from now on it does not.
@@ -75,7 +89,10 @@ void dirty_arm(KsmDirty *d, KsmRegion *r, size_t chunk);
  */
 bool dirty_settle(KsmDirty *d, const KsmRegion *r, size_t page, size_t n);
 
-/* Has a write to a freed huge page noticed at once; false: not worth it. */
+/*
+ * Has a write to a freed huge page noticed at once, and the page split by it;
+ * false: not worth it.
+ */
 bool dirty_protect(KsmDirty *d, KsmRegion *r, const PageRun *run);
 
 #endif

@@ -1,0 +1,142 @@
+/*
+ * loose: huge pages, which are not watched
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include "engine/loose.h"
+#include "engine/settle.h"
+#include "merge/sample.h"
+
+#define LOOKS_MAX   3u      /* log4 of the passes between looks */
+#define SAME_ENOUGH 3u      /* looks: then it is protected */
+
+static bool is_loose(const KsmRegion *r, size_t chunk)
+{
+    return r->chunk[chunk].flags & CHUNK_LOOSE;
+}
+
+/* Hashed, that is. */
+static bool is_known(PageState s)
+{
+    return s == PAGE_UNIQUE || s == PAGE_EQUAL || s == PAGE_ZEROES;
+}
+
+void loose_pass(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+
+    if (!is_loose(r, chunk)) {
+        return;
+    }
+    c->flags &= ~(CHUNK_STIRRED | CHUNK_STILL);
+    if (c->hot_wait && --c->hot_wait == 0) {
+        c->flags |= CHUNK_VISIT;
+    }
+    if (plan_ripe(&e->plan, r, chunk)) {
+        c->flags |= CHUNK_VISIT;
+    }
+}
+
+bool loose_begin(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+
+    if (!is_loose(r, chunk)) {
+        return false;
+    }
+    if (c->written) {
+        /* NEW since it was seen, be it by the sample */
+        c->same = 0;
+        c->flags &= ~CHUNK_STILL;
+        c->flags |= CHUNK_STIRRED;
+    }
+    if (c->hot_wait) {
+        return false;
+    }
+    if (c->same + 1 >= SAME_ENOUGH && r->tracking) {
+        /* now, so that nothing is written unseen after it was hashed */
+        dirty_fasten(&e->dirty, r, chunk);
+    }
+    return true;
+}
+
+bool loose_goes_on(const KsmChunk *c)
+{
+    return (c->flags & CHUNK_LOOSE) && c->hot == LOOKS_MAX && !c->same;
+}
+
+bool loose_changed(const KsmEngine *e, const KsmRegion *r, size_t page,
+                   uint64_t hash64)
+{
+    PageState s = page_state(r, page);
+    bool zero = hash64 == e->hasher.zero;
+
+    if (!is_known(s)) {
+        return false;
+    }
+    if (s == PAGE_ZEROES || engine_zero_only(e)) {
+        return zero != (s == PAGE_ZEROES);
+    }
+    return r->tag[page] != content_tag(r, hash64) &&
+           r->tag[page] != content_tag_again(r, hash64);
+}
+
+void loose_end(KsmEngine *e, KsmRegion *r, size_t chunk, unsigned changed)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    bool still = c->hot && !changed && !(c->flags & CHUNK_STIRRED);
+    unsigned wait;
+
+    if (!is_loose(r, chunk)) {
+        if (changed) {
+            dirty_loosen(&e->dirty, r, chunk);
+        }
+        return;
+    }
+    /* where nothing but zeroes is known it may be hot, and look the same */
+    c->same = still && !engine_zero_only(e) ? MIN(c->same + 1, SAME_ENOUGH)
+                                            : 0;
+    c->flags &= ~(CHUNK_STIRRED | CHUNK_STILL);
+    c->flags |= still ? CHUNK_STILL : CHUNK_STIRRED;
+    c->hot = MIN(c->hot + 1, LOOKS_MAX);
+    wait = 1u << 2 * c->hot;
+    /* not all of them in the same pass */
+    c->hot_wait = wait + chunk % wait;
+}
+
+bool loose_ready(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    if (!sample_chunk(&e->plan.sampler, r, chunk)) {
+        e->scan.again = true;
+        return false;
+    }
+    /* what the sample found changed is no gain */
+    return plan_ripe(&e->plan, r, chunk);
+}
+
+/* What is known, and was not seen since it is protected, is not. */
+static void forget_rest(KsmEngine *e, KsmRegion *r, size_t chunk,
+                        const bool *seen)
+{
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        size_t page = chunk * CHUNK_PAGES + i;
+
+        if (is_known(page_state(r, page)) && !(seen && seen[i])) {
+            content_leave(&e->content, r, page, PAGE_NEW);
+            page_mark(r, page, true);
+        }
+    }
+}
+
+void loose_split(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    dirty_fasten(&e->dirty, r, chunk);
+    forget_rest(e, r, chunk, NULL);
+}
+
+void loose_merged(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    dirty_fasten(&e->dirty, r, chunk);
+    settle_kept(e, r, chunk);
+    forget_rest(e, r, chunk, e->merge.kept);
+}

@@ -1,0 +1,108 @@
+/*
+ * sample: is what a loose chunk would save still what it was?
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include "base/tsan.h"
+#include "merge/sample.h"
+
+#define SAMPLE          16u     /* pages */
+#define CHANGED_SHARE   4u      /* part of them that may have changed */
+#define PUT_OFF_MAX     6u      /* log2 of passes */
+
+bool sample_page(const KsmHasher *h, const KsmRegion *r, size_t page)
+{
+    const char *addr = page_addr(r, page);
+    uint64_t hash;
+
+    if (page_state(r, page) == PAGE_ZEROES) {
+        return bytes_are_zero(addr, PAGE_BYTES);
+    }
+    hash = hash_page(h, addr);
+    return r->tag[page] == content_tag(r, hash) ||
+           r->tag[page] == content_tag_again(r, hash);
+}
+
+/* Pages that merging would save; returns how many. */
+static unsigned gain_pages(const KsmRegion *r, size_t chunk, uint16_t *which)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        PageState s = page_state(r, chunk * CHUNK_PAGES + i);
+
+        if (s == PAGE_EQUAL || s == PAGE_ZEROES) {
+            which[n++] = i;
+        }
+    }
+    return n;
+}
+
+/*
+ * It can be read: nobody has given it back, or has it swapped out, and its
+ * memory has not failed.
+ */
+static bool is_huge(const Sampler *s, const KsmRegion *r, size_t chunk)
+{
+    uint8_t kinds[CHUNK_PAGES];
+
+    return kinds_ask(s->kinds, page_addr(r, chunk * CHUNK_PAGES), CHUNK_PAGES,
+                     KINDS_FAST, kinds) == 0 &&
+           (kinds[0] & (PM_HUGE | PM_PRESENT | PM_ZEROPFN)) ==
+           (PM_HUGE | PM_PRESENT);
+}
+
+/* Pages that changed are NEW. */
+static bool most_are_still(const Sampler *s, KsmRegion *r, size_t chunk)
+{
+    uint16_t which[CHUNK_PAGES];
+    unsigned n = gain_pages(r, chunk, which), some = MIN(n, SAMPLE);
+    unsigned changed = 0;
+
+    KSM_TSAN_IGNORE_BEGIN();    /* they may be written */
+    for (unsigned i = 0; i < some; i++) {
+        size_t page = chunk * CHUNK_PAGES + which[i * n / some];
+
+        if (!sample_page(s->hasher, r, page)) {
+            content_leave(s->content, r, page, PAGE_NEW);
+            page_mark(r, page, true);
+            changed++;
+        }
+    }
+    KSM_TSAN_IGNORE_END();
+    return changed <= some / CHANGED_SHARE;
+}
+
+static void put_off(KsmChunk *c)
+{
+    c->flags |= CHUNK_STIRRED;
+    c->same = 0;
+    if (!c->wait) {
+        c->backoff = MIN(c->backoff + 1, PUT_OFF_MAX);
+        c->wait = 1u << c->backoff;
+        c->tried = c->gain;
+    }
+    c->hot_wait = MIN(c->hot_wait, c->wait);
+}
+
+bool sample_chunk(const Sampler *s, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+
+    if (!(c->flags & CHUNK_LOOSE) || (c->flags & CHUNK_STILL)) {
+        return true;
+    }
+    if ((c->flags & CHUNK_STIRRED) || r->rests || region_inhibited(r)) {
+        return false;
+    }
+    if (!is_huge(s, r, chunk)) {
+        c->flags |= CHUNK_VISIT;
+        return false;
+    }
+    if (!most_are_still(s, r, chunk)) {
+        put_off(c);
+        return false;
+    }
+    c->flags |= CHUNK_STILL;
+    return true;
+}

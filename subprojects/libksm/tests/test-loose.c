@@ -1,0 +1,594 @@
+/*
+ * libksm tests: huge pages, which are not watched
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * What is written again and again keeps its huge pages; what is quiet is merged
+ * all the same; and in the end nothing that is known is old.
+ */
+#include <glib.h>
+#include <pthread.h>
+
+#include "base/prim.h"
+#include "engine/state.h"
+#include "house.h"
+#include "memory/region.h"
+#include "merge/sample.h"
+#include "still.h"
+
+#define N       512u    /* pages of a chunk */
+#define CHUNKS  4u
+#define CALM    260u    /* passes: then what is quiet is watched */
+
+typedef struct Scene {
+    KsmEngine *e;
+    KsmRegion *r;
+    Mem *m;
+    uint64_t fresh;         /* contents that are nowhere else, from here */
+} Scene;
+
+/* Is the chunk one huge page? */
+static bool is_huge(Scene *s, unsigned chunk)
+{
+    uint8_t kinds[N];
+
+    g_assert(kinds_ask(&s->e->kinds, s->m->addr + chunk * CHUNK, N, KINDS_FAST,
+                       kinds) == 0);
+    return kinds[0] & PM_HUGE;
+}
+
+static bool is_loose(const Scene *s, unsigned chunk)
+{
+    return s->r->chunk[chunk].flags & CHUNK_LOOSE;
+}
+
+/* Content of its own for each page. */
+static void stir(Scene *s, unsigned chunk, unsigned first, unsigned n)
+{
+    mem_fill_run(s->m, chunk * N + first, n, s->fresh, 1);
+    s->fresh += n;
+}
+
+static void scene_end(Scene *s)
+{
+    mem_check(s->m);
+    region_check(s->r);
+    util_remove(s->r);
+    mem_check(s->m);
+    ksm_engine_free(s->e);
+    mem_free(s->m);
+}
+
+/* Memory of huge pages, each with content of its own.  False: skipped. */
+static bool scene_start(Scene *s, KsmScope scope)
+{
+    s->e = util_engine(scope, KSM_DIRTY_PAGEMAP);
+    if (!s->e) {
+        return false;
+    }
+    s->fresh = 1000000;
+    s->m = mem_new(CHUNKS * N, 0, MEM_HUGE);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        stir(s, i, 0, N);
+    }
+    s->r = util_add(s->e, s->m, &mem_ops);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        if (!is_huge(s, i)) {
+            g_test_skip("huge pages cannot be had at present");
+            scene_end(s);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Does the slot go by the hash of that page? */
+static bool slot_is(Scene *s, uint32_t slot, const char *page)
+{
+    uint32_t tag = store_tag(s->e->content.store, slot);
+    uint64_t hash = hash_page(&s->e->hasher, page);
+
+    return tag == content_tag(s->r, hash) ||
+           tag == content_tag_again(s->r, hash);
+}
+
+/*
+ * Nothing has been written for long: what is known of each page is so, and all
+ * that is huge is watched.
+ */
+static void all_is_known(Scene *s)
+{
+    util_passes(s->e, CALM);
+    for (size_t i = 0; i < s->r->n_pages; i++) {
+        PageState state = page_state(s->r, i);
+
+        if (state == PAGE_UNIQUE || state == PAGE_EQUAL ||
+            state == PAGE_ZEROES) {
+            g_assert(!(s->r->state[i] & PAGE_WRITTEN));
+            g_assert(sample_page(&s->e->hasher, s->r, i));
+        } else if (state == PAGE_MERGED) {
+            /* others find it by what it holds */
+            g_assert(slot_is(s, s->r->tag[i], page_addr(s->r, i)));
+        } else {
+            g_assert(state == PAGE_GIVEN || state == PAGE_BROKEN);
+        }
+        g_assert(!is_loose(s, i / N));
+    }
+}
+
+/* Chunks that are written before each pass, and the others, which are not. */
+static void test_hot(void)
+{
+    uint64_t hashed;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    for (unsigned i = 0; i < CALM; i++) {
+        stir(&s, 1, 0, N);
+        stir(&s, 2, i % N, 1);
+        util_passes(s.e, 1);
+    }
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        g_assert(is_huge(&s, i));
+        g_assert(is_loose(&s, i) == (i == 1 || i == 2));
+    }
+    /* at its first look, after 4, 20, 84, and then twice */
+    hashed = util_stats(s.e).pages_scanned;
+    g_assert(hashed <= CHUNKS * N + 2 * 5 * N + 2 * 3 * N);
+    /* the quiet ones are watched: a write is noticed, and splits */
+    stir(&s, 0, 7, 1);
+    g_assert(!is_huge(&s, 0) && is_huge(&s, 3));
+    util_passes(s.e, 3);
+    g_assert(page_state(s.r, 7) == PAGE_UNIQUE);
+    g_assert(sample_page(&s.e->hasher, s.r, 7));
+    all_is_known(&s);
+    scene_end(&s);
+}
+
+/* What a hot chunk held when it was looked at is elsewhere, too: no matter. */
+static void test_hot_equal(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, N, 1, 1);
+    mem_fill_run(s.m, N, N, 1, 1);
+    for (unsigned i = 0; i < 60; i++) {
+        util_passes(s.e, 1);
+        stir(&s, 1, 0, N);
+    }
+    g_assert(util_stats(s.e).merged == 0);
+    g_assert(is_huge(&s, 0) && is_huge(&s, 1));
+    /* now it stays */
+    mem_fill_run(s.m, N, N, 1, 1);
+    all_is_known(&s);
+    g_assert(s.r->count[PAGE_MERGED] >= 2 * N - STILL_FEW);
+    scene_end(&s);
+}
+
+/* Written between looks, and equal to another since. */
+static void test_changed(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, N, 1, 1);
+    mem_fill_run(s.m, N, N, 1, 1);
+    mem_fill_run(s.m, 2 * N, N, 5001, 1);
+    util_passes(s.e, 1);
+    g_assert(s.r->count[PAGE_MERGED] == 0);
+    mem_fill_run(s.m, N, N, 5001, 1);
+    all_is_known(&s);
+    g_assert(s.r->chunk[0].mapped == 0 && is_huge(&s, 0));
+    g_assert(s.r->chunk[1].mapped >= N - STILL_FEW);
+    g_assert(s.r->chunk[2].mapped >= N - STILL_FEW);
+    scene_end(&s);
+}
+
+/* Some pages of both have changed, and no sample says so. */
+static void test_old(gconstpointer data)
+{
+    bool pattern = GPOINTER_TO_INT(data);
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        mem_fill_run(s.m, i * N, N, 1, !pattern);
+    }
+    util_passes(s.e, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        mem_fill_run(s.m, i * N + 1, 20, 9001, 1);
+        /* the first page that is copied to be repeated */
+        mem_fill(s.m, i * N, pattern ? 8001 : 1);
+    }
+    mem_fill_run(s.m, 2 * N + 1, 20, 9001, 1);
+    all_is_known(&s);
+    g_assert(s.r->count[PAGE_MERGED] >= 2 * N - 21 * 2 - STILL_FEW);
+    scene_end(&s);
+}
+
+/* Memory that was only read is one huge page of zeroes, which is nobody's. */
+static void test_read(void)
+{
+    uint8_t kinds[N];
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    g_assert(ksm_discard(s.r, 0, CHUNK) == 0);
+    mem_gone(s.m, 0, N);
+    mem_check(s.m);
+    g_assert(kinds_ask(&s.e->kinds, s.m->addr, N, KINDS_FAST, kinds) == 0);
+    if (!(kinds[0] & PM_HUGE) || !(kinds[0] & PM_ZEROPFN)) {
+        g_test_skip("huge pages of zeroes are off (use_zero_page)");
+    } else {
+        util_passes(s.e, 3);
+        g_assert(!is_loose(&s, 0));
+        stir(&s, 0, 0, N);
+        util_passes(s.e, 4);
+        g_assert(page_state(s.r, 0) == PAGE_UNIQUE);
+        stir(&s, 0, 0, N);
+        all_is_known(&s);
+    }
+    scene_end(&s);
+}
+
+/* Two passes are enough for what is quiet, as they are for small pages. */
+static void test_quiet(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, N, 1, 1);
+    mem_fill_run(s.m, 3 * N, N, 1, 1);
+    util_passes(s.e, 2);
+    g_assert(s.r->count[PAGE_MERGED] >= 2 * N - STILL_FEW);
+    g_assert(is_huge(&s, 1) && is_huge(&s, 2));
+    all_is_known(&s);
+    scene_end(&s);
+}
+
+/* A huge page is zeroes first, and then its owner writes to it. */
+static void test_zeroes(gconstpointer data)
+{
+    KsmScope scope = GPOINTER_TO_INT(data);
+    Scene s;
+
+    if (!scene_start(&s, scope)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 2 * N, 0, 0);
+    util_passes(s.e, 1);
+    stir(&s, 0, 0, N);
+    util_passes(s.e, 2);
+    g_assert(is_huge(&s, 0));
+    g_assert(s.r->chunk[1].given >= N - STILL_FEW);
+    g_assert(mem_present(s.m, N, N) <= STILL_FEW);
+    /* where only zeroes are looked for others look alike, whatever they are */
+    for (unsigned i = 0; i < CALM; i++) {
+        stir(&s, 0, 0, N);
+        util_passes(s.e, 1);
+    }
+    g_assert(is_huge(&s, 0) && s.r->chunk[0].given == 0);
+    if (scope == KSM_SCOPE_VM) {
+        all_is_known(&s);
+    }
+    scene_end(&s);
+}
+
+/* Part of a chunk is quiet: merged if that saves enough to split it for. */
+static void test_part(void)
+{
+    const unsigned least = 64;      /* split_min_pages */
+
+    for (unsigned quiet = least - 1; quiet <= least; quiet++) {
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM)) {
+            return;
+        }
+        mem_fill_run(s.m, 100, quiet, 1, 1);
+        mem_fill_run(s.m, 3 * N + 100, quiet, 1, 1);
+        for (unsigned i = 0; i < 60; i++) {
+            util_passes(s.e, 1);
+            stir(&s, 0, 200, N - 200);
+        }
+        g_assert(is_huge(&s, 0) == (quiet < least));
+        g_assert((s.r->chunk[0].mapped >= quiet - STILL_FEW) ==
+                 (quiet == least));
+        all_is_known(&s);
+        scene_end(&s);
+    }
+}
+
+/* Quiet for two looks, and written before the third, which would protect it. */
+static void test_late(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    util_passes(s.e, 60);
+    g_assert(s.r->chunk[0].same == 2);
+    stir(&s, 0, 7, 1);
+    util_passes(s.e, 30);
+    g_assert(is_huge(&s, 0) && is_loose(&s, 0));
+    stir(&s, 0, 7, 1);
+    g_assert(is_huge(&s, 0));
+    all_is_known(&s);
+    scene_end(&s);
+}
+
+/* Written since it was looked at, and then split by its owner. */
+static void test_split(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    util_passes(s.e, 1);
+    stir(&s, 0, 7, 1);
+    g_assert(ksm_discard(s.r, 100 * PAGE, PAGE) == 0);
+    mem_gone(s.m, 100, 1);
+    g_assert(!is_huge(&s, 0));
+    util_passes(s.e, 1);
+    g_assert(!is_loose(&s, 0));
+    util_passes(s.e, 3);
+    g_assert(page_state(s.r, 7) == PAGE_UNIQUE);
+    g_assert(sample_page(&s.e->hasher, s.r, 7));
+    mem_fill(s.m, 100, 1);
+    all_is_known(&s);
+    scene_end(&s);
+}
+
+/* Given back, and populated anew, between looks or in one's sight. */
+static void test_refilled(void)
+{
+    for (unsigned passes = 0; passes <= 1; passes++) {
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM)) {
+            return;
+        }
+        mem_fill_run(s.m, 3 * N, N, 1, 1);
+        util_passes(s.e, 1);
+        g_assert(is_loose(&s, 0));
+        g_assert(ksm_discard(s.r, 0, CHUNK) == 0);
+        mem_gone(s.m, 0, N);
+        util_passes(s.e, passes);
+        mem_fill_run(s.m, 0, N, 1, 1);
+        util_passes(s.e, 8);
+        g_assert(s.r->count[PAGE_MERGED] >= 2 * N - STILL_FEW);
+        all_is_known(&s);
+        scene_end(&s);
+    }
+}
+
+/* Where small pages were watched a huge page appears: it is not split. */
+static void test_new(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    util_passes(s.e, CALM);
+    stir(&s, 0, 5, 1);
+    util_passes(s.e, 1);
+    g_assert(!is_huge(&s, 0) && !is_loose(&s, 0));
+    g_assert(ksm_discard(s.r, 0, CHUNK) == 0);
+    mem_gone(s.m, 0, N);
+    s.r->chunk[0].flags &= ~CHUNK_VISIT;    /* as if it were not found empty */
+    stir(&s, 0, 0, N);
+    if (!is_huge(&s, 0)) {
+        g_test_skip("huge pages cannot be had at present");
+    } else {
+        /* written chunks are passed over once */
+        util_passes(s.e, 2);
+        g_assert(is_huge(&s, 0) && is_loose(&s, 0));
+        for (unsigned i = 0; i < 20; i++) {
+            stir(&s, 0, i, 1);
+            util_passes(s.e, 1);
+        }
+        g_assert(is_huge(&s, 0));
+        all_is_known(&s);
+    }
+    scene_end(&s);
+}
+
+/* Meanwhile nobody looks, and all of it changes. */
+static void test_inhibited(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, N, 1, 1);
+    mem_fill_run(s.m, N, N, 1, 1);
+    util_passes(s.e, 1);
+    s.m->inhibited = "a test says so";
+    util_passes(s.e, 3);
+    stir(&s, 0, 0, N);
+    mem_fill_run(s.m, 2 * N, N, 1, 1);
+    s.m->inhibited = NULL;
+    util_passes(s.e, 3);
+    g_assert(is_huge(&s, 0));
+    all_is_known(&s);
+    g_assert(s.r->count[PAGE_MERGED] >= 2 * N - STILL_FEW);
+    g_assert(s.r->chunk[0].mapped == 0);
+    scene_end(&s);
+}
+
+/* A device holds the pages for long. */
+static void test_busy(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, N, 1, 1);
+    mem_fill_run(s.m, N, N, 1, 1);
+    s.m->busy = true;
+    util_passes(s.e, 200);
+    g_assert(util_stats(s.e).merged == 0 && util_stats(s.e).busy > 0);
+    g_assert(util_stats(s.e).busy < 50);
+    s.m->busy = false;
+    util_passes(s.e, 130);
+    g_assert(s.r->count[PAGE_MERGED] >= 2 * N - STILL_FEW);
+    all_is_known(&s);
+    scene_end(&s);
+}
+
+/* --- somebody writes, at any time --- */
+
+typedef struct Writer {
+    Scene *s;
+    int stop;
+} Writer;
+
+static void *writer_run(void *opaque)
+{
+    Writer *w = opaque;
+    GRand *rand = g_rand_new_with_seed(1);
+
+    while (!g_atomic_int_get(&w->stop)) {
+        size_t page = g_rand_int_range(rand, 0, CHUNKS * N);
+
+        /* few contents: much of it is equal, for a while */
+        mem_write(w->s->m, page, g_rand_int_range(rand, 0, PAGE),
+                  g_rand_int_range(rand, 0, 2));
+        if (g_rand_int_range(rand, 0, 100) == 0) {
+            g_usleep(g_rand_int_range(rand, 0, 3000));
+        }
+    }
+    g_rand_free(rand);
+    return NULL;
+}
+
+/* Whenever it was written, nothing that is known is old in the end. */
+static void test_race(void)
+{
+    for (unsigned round = 0; round < 6; round++) {
+        Writer w = { 0 };
+        pthread_t thread;
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM)) {
+            return;
+        }
+        for (unsigned i = 0; i < CHUNKS; i++) {
+            mem_fill_run(s.m, i * N, N, i % 2 * 1000 + 1, 1);
+        }
+        w.s = &s;
+        g_assert(pthread_create(&thread, NULL, writer_run, &w) == 0);
+        util_passes(s.e, 3 + round * 20);
+        g_atomic_int_set(&w.stop, 1);
+        g_assert(pthread_join(thread, NULL) == 0);
+        all_is_known(&s);
+        scene_end(&s);
+    }
+}
+
+/* --- written just when it is protected --- */
+
+static Scene *struck;
+static unsigned strike_in;      /* half calls until then */
+
+static void strike(void)
+{
+    if (strike_in && --strike_in == 0) {
+        stir(struck, 0, 3, 1);
+    }
+}
+
+/* Writes to a page of the first chunk before, or after, it is protected. */
+static ssize_t strike_pagemap(PmScan *scan)
+{
+    bool ours = scan->protect &&
+                scan->start >= (uintptr_t)struck->m->addr &&
+                scan->start < (uintptr_t)struck->m->addr + CHUNK;
+    ssize_t ret;
+
+    if (ours) {
+        strike();
+    }
+    ret = still_pagemap(scan);
+    if (ours) {
+        strike();
+    }
+    return ret;
+}
+
+/* Be it protected because it was merged, or because it is quiet. */
+static void test_struck(gconstpointer data)
+{
+    bool merged = GPOINTER_TO_INT(data);
+
+    for (unsigned when = 1; when <= 8; when++) {
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM)) {
+            return;
+        }
+        if (merged) {
+            mem_fill_run(s.m, 100, 200, 1, 1);
+            mem_fill_run(s.m, N + 100, 200, 1, 1);
+        }
+        struck = &s;
+        strike_in = when;
+        prim.pagemap = strike_pagemap;
+        for (unsigned i = 0; i < CALM && strike_in; i++) {
+            util_passes(s.e, 1);
+        }
+        prim.pagemap = still_pagemap;
+        g_assert(strike_in == 0);
+        all_is_known(&s);
+        g_assert((s.r->chunk[0].mapped > 0) == merged);
+        scene_end(&s);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/loose/hot/alone", test_hot);
+    g_test_add_func("/loose/hot/equal", test_hot_equal);
+    g_test_add_func("/loose/changed", test_changed);
+    g_test_add_func("/loose/quiet", test_quiet);
+    g_test_add_data_func("/loose/old/each", GINT_TO_POINTER(false), test_old);
+    g_test_add_data_func("/loose/old/pattern", GINT_TO_POINTER(true),
+                         test_old);
+    g_test_add_func("/loose/read", test_read);
+    g_test_add_data_func("/loose/zeroes/vm", GINT_TO_POINTER(KSM_SCOPE_VM),
+                         test_zeroes);
+    g_test_add_data_func("/loose/zeroes/zero", GINT_TO_POINTER(KSM_SCOPE_ZERO),
+                         test_zeroes);
+    g_test_add_func("/loose/part", test_part);
+    g_test_add_func("/loose/late", test_late);
+    g_test_add_func("/loose/split", test_split);
+    g_test_add_func("/loose/refilled", test_refilled);
+    g_test_add_func("/loose/new", test_new);
+    g_test_add_func("/loose/inhibited", test_inhibited);
+    g_test_add_func("/loose/busy", test_busy);
+    g_test_add_func("/loose/race", test_race);
+    g_test_add_data_func("/loose/struck/merged", GINT_TO_POINTER(true),
+                         test_struck);
+    g_test_add_data_func("/loose/struck/quiet", GINT_TO_POINTER(false),
+                         test_struck);
+    return g_test_run();
+}
