@@ -15,6 +15,7 @@
 #include "engine/scan.h"
 #include "engine/state.h"
 #include "house.h"
+#include "still.h"
 #include "stores.h"
 
 #define PAGES   1024u
@@ -543,6 +544,76 @@ static void test_busy(void)
     util_passes(s.e, PASSES);
     g_assert(s.r->count[PAGE_UNIQUE] == 512);
     g_assert(fake_store_asked(s.store) == ASKS_MAX + 511);
+    scene_end(&s);
+}
+
+/* As scene_start(), with huge pages; not added yet. */
+static bool scene_huge(Scene *s, FakeStoreHabits habits)
+{
+    if (!scene_start(s, habits)) {
+        return false;
+    }
+    util_remove(s->r);
+    mem_free(s->m);
+    s->m = mem_new(PAGES, 0, MEM_HUGE);
+    return true;
+}
+
+/* Nor are zeroes of a huge page kept back by others that cannot be asked. */
+static void test_busy_huge(void)
+{
+    const FakeStoreHabits habits = { .refuse = 100 };
+    Scene s;
+
+    if (!scene_huge(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    mem_fill_run(s.m, 256, 256, 0, 0);
+    s.r = util_add(s.e, s.m, &mem_ops);
+    memset(s.e->asks.ask, 0xff, sizeof(*s.e->asks.ask) * ASKS_MAX);
+    s.e->asks.n = ASKS_MAX;
+    for (unsigned i = 0; i < 5; i++) {
+        uint64_t passes = util_stats(s.e).full_scans;
+
+        while (util_stats(s.e).full_scans == passes) {
+            ksm_step(s.e, 1);
+        }
+    }
+    g_assert(s.r->count[PAGE_GIVEN] >= 256 - STILL_FEW);
+    g_assert(s.r->count[PAGE_UNIQUE] == 0);
+    fake_store_habits(s.store)->refuse = 0;
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_UNIQUE] >= 256 - STILL_FEW);
+    scene_end(&s);
+}
+
+/*
+ * What was equal to a page here, which has changed, is asked about: others may
+ * hold it.
+ */
+static void test_equal_gone(void)
+{
+    const FakeStoreHabits habits = { .late = 5 };
+    Scene s;
+
+    if (!scene_huge(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    mem_fill_run(s.m, 512, 512, 1000, 1);
+    s.r = util_add(s.e, s.m, &mem_ops);
+    while (s.r->count[PAGE_UNIQUE] + s.r->count[PAGE_EQUAL] < PAGES) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(s.r->count[PAGE_MERGED] == 0);
+    mem_fill_run(s.m, 0, 512, 9000, 1);
+    for (unsigned i = 0; i < 512; i++) {
+        share(&s, 512 + i);
+    }
+    util_passes(s.e, 3 * PASSES);
+    g_assert(s.r->chunk[1].mapped >= 512 - STILL_FEW);
+    g_assert(s.r->chunk[0].mapped == 0);
     scene_end(&s);
 }
 
@@ -1082,7 +1153,9 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/held/on", test_held);
     g_test_add_func("/answers/held/again", test_held_again);
     g_test_add_func("/answers/held/off", test_held_off);
-    g_test_add_func("/answers/busy", test_busy);
+    g_test_add_func("/answers/busy/small", test_busy);
+    g_test_add_func("/answers/busy/huge", test_busy_huge);
+    g_test_add_func("/answers/equal-gone", test_equal_gone);
     g_test_add_func("/answers/parked", test_parked);
     g_test_add_func("/answers/ripens/once", test_ripens);
     g_test_add_func("/answers/ripens/sparse", test_ripens_sparse);

@@ -215,6 +215,27 @@ static void test_old(gconstpointer data)
     scene_end(&s);
 }
 
+/* The page that is to be copied has changed: another does as well. */
+static void test_old_first(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    for (unsigned i = 0; i < 2 * N; i++) {
+        mem_fill(s.m, i, 1 + i % 2);
+    }
+    util_passes(s.e, 1);
+    mem_fill(s.m, 1, 9001);
+    mem_fill(s.m, N + 1, 9001);
+    util_passes(s.e, 3);
+    g_assert(s.r->count[PAGE_MERGED] >= 2 * N - 2 - STILL_FEW);
+    g_assert(util_stats(s.e).verify_failed <= 2 + STILL_FEW);
+    all_is_known(&s);
+    scene_end(&s);
+}
+
 /* Memory that was only read is one huge page of zeroes, which is nobody's. */
 static void test_read(void)
 {
@@ -573,6 +594,7 @@ int main(int argc, char **argv)
     g_test_add_data_func("/loose/old/each", GINT_TO_POINTER(false), test_old);
     g_test_add_data_func("/loose/old/pattern", GINT_TO_POINTER(true),
                          test_old);
+    g_test_add_func("/loose/old/first", test_old_first);
     g_test_add_func("/loose/read", test_read);
     g_test_add_data_func("/loose/zeroes/vm", GINT_TO_POINTER(KSM_SCOPE_VM),
                          test_zeroes);

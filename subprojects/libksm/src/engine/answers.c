@@ -126,6 +126,10 @@ static unsigned pages_offer(KsmEngine *e, const StoreAnswer *a, unsigned n)
     };
     OfferFate fate = OFFER_REFUSED;
 
+    n = o.n = sample_run(&e->plan.sampler, r, page, n);
+    if (!n) {
+        return 1;       /* it is not what it was, and will be asked about */
+    }
     if (memcg_is_tight(&e->memcg)) {
         /* to ask in each pass would be to hash in each pass */
         page_chunk(r, page)->flags |= CHUNK_UNOFFERED;

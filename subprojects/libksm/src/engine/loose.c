@@ -45,10 +45,7 @@ bool loose_begin(KsmEngine *e, KsmRegion *r, size_t chunk)
         return false;
     }
     if (c->written) {
-        /* NEW since it was seen, be it by the sample */
-        c->same = 0;
-        c->flags &= ~CHUNK_STILL;
-        c->flags |= CHUNK_STIRRED;
+        c->same = 0;    /* NEW since it was seen, be it by the sample */
     }
     if (c->hot_wait) {
         return false;
@@ -62,7 +59,7 @@ bool loose_begin(KsmEngine *e, KsmRegion *r, size_t chunk)
 
 bool loose_goes_on(const KsmChunk *c)
 {
-    return (c->flags & CHUNK_LOOSE) && c->hot == LOOKS_MAX && !c->same;
+    return (c->flags & CHUNK_LOOSE) && c->hot == LOOKS_MAX;
 }
 
 bool loose_changed(const KsmEngine *e, const KsmRegion *r, size_t page,
@@ -81,6 +78,16 @@ bool loose_changed(const KsmEngine *e, const KsmRegion *r, size_t page,
            r->tag[page] != content_tag_again(r, hash64);
 }
 
+void loose_hashed(KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+
+    if (is_loose(r, chunk)) {
+        c->flags &= ~CHUNK_STILL;
+        c->flags |= CHUNK_STIRRED;
+    }
+}
+
 void loose_end(KsmEngine *e, KsmRegion *r, size_t chunk, unsigned changed)
 {
     KsmChunk *c = &r->chunk[chunk];
@@ -90,6 +97,7 @@ void loose_end(KsmEngine *e, KsmRegion *r, size_t chunk, unsigned changed)
     if (!is_loose(r, chunk)) {
         if (changed) {
             dirty_loosen(&e->dirty, r, chunk);
+            c->hot = LOOKS_MAX;
         }
         return;
     }

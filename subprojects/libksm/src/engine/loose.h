@@ -30,6 +30,9 @@ void loose_pass(KsmEngine *e, KsmRegion *r, size_t chunk);
 /* The chunk has been looked at: is all of it to be hashed? */
 bool loose_begin(KsmEngine *e, KsmRegion *r, size_t chunk);
 
+/* Pages that were NEW are known now: it is not merged in this pass. */
+void loose_hashed(KsmRegion *r, size_t chunk);
+
 /* Did a page that was known change, now that it has that hash? */
 bool loose_changed(const KsmEngine *e, const KsmRegion *r, size_t page,
                    uint64_t hash64);
@@ -37,7 +40,7 @@ bool loose_changed(const KsmEngine *e, const KsmRegion *r, size_t page,
 /* After loose_begin() said so, and hashing: so many had changed. */
 void loose_end(KsmEngine *e, KsmRegion *r, size_t chunk, unsigned changed);
 
-/* Has it been looked at so often, and changed, that there is no end to it? */
+/* Has it been looked at so often that there may be no end to it? */
 bool loose_goes_on(const KsmChunk *c);
 
 /* May the chunk, which is ripe, be merged?  Not loose: always. */

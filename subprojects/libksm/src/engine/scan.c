@@ -605,7 +605,7 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
     uint64_t cpu = prim.cpu_ns(), looked;
-    unsigned hashed, changed;
+    unsigned hashed, changed, fresh;
     bool seen, again;
 
     if (is_starved(e)) {
@@ -625,7 +625,11 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
     looked = prim.cpu_ns();
     again &= e->scan.hash_all;
+    fresh = c->fresh;
     hashed = chunk_hash(e, r, chunk, &changed);
+    if (c->fresh < fresh) {
+        loose_hashed(r, chunk);
+    }
     e->scan.hash_time += again ? 0 : prim.cpu_ns() - looked;
     e->scan.active |= hashed && !again && r->dirty != KSM_DIRTY_CHECKSUM;
     if (e->scan.hash_all) {

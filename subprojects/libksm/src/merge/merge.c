@@ -124,14 +124,36 @@ static void page_tags(const KsmMerge *m, const char *page, uint32_t tag[2])
     tag[1] = content_tag_again(m->plan->region, h);
 }
 
+/* Does the staged page hold what its slot is found for? */
+static bool page_fits(const KsmMerge *m, const Span *s, unsigned i)
+{
+    uint32_t is = store_tag(m->content->store, s->slot[i]), tag[2];
+
+    page_tags(m, page_staged(s, i), tag);
+    return tag[0] == is || tag[1] == is;
+}
+
+/* The page cannot fill its slot: another that was to map it does, or none. */
+static void fill_pass(KsmMerge *m, Span *s, unsigned i)
+{
+    uint32_t slot = s->slot[i];
+
+    s->act[i] = ACT_CHANGED;
+    for (unsigned k = i + 1; k < s->iso.n; k++) {
+        if (s->act[k] == ACT_MAP && s->slot[k] == slot && page_fits(m, s, k)) {
+            s->act[k] = ACT_FILL;
+            return;
+        }
+    }
+    content_withdraw(m->content, slot, store_tag(m->content->store, slot));
+}
+
 /*
  * What was written since it was hashed fills no slot: by its tag others would
  * look for another content there, and who has its own would not find it.
  */
 static void fill_check(KsmMerge *m, Span *s)
 {
-    uint32_t is, tag[2];
-
     for (unsigned i = 0; i < s->iso.n; i++) {
         if (s->act[i] != ACT_FILL) {
             continue;
@@ -139,11 +161,8 @@ static void fill_check(KsmMerge *m, Span *s)
         if (i + 1 < s->iso.n && s->act[i + 1] == ACT_FILL) {
             page_prefetch(page_staged(s, i + 1));
         }
-        is = store_tag(m->content->store, s->slot[i]);
-        page_tags(m, page_staged(s, i), tag);
-        if (tag[0] != is && tag[1] != is) {
-            content_withdraw(m->content, s->slot[i], is);
-            s->act[i] = ACT_CHANGED;
+        if (!page_fits(m, s, i)) {
+            fill_pass(m, s, i);
         }
     }
 }

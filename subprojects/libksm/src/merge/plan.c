@@ -67,8 +67,26 @@ static bool partner_worth(KsmPlan *p, uint32_t place)
         return quiet_pays(p->costs, r, page,
                           content_tag(r, p->hasher->zero));
     }
-    return sample_chunk(&p->sampler, r, page / CHUNK_PAGES) &&
+    return c->gain >= gain_needed(p, c) &&
+           sample_chunk(&p->sampler, r, page / CHUNK_PAGES) &&
            c->gain >= gain_needed(p, c);
+}
+
+/* What the page was equal to is gone. */
+static PlanAct match_gone(KsmPlan *p, KsmRegion *r, size_t page)
+{
+    if (store_is_remote(p->content->store)) {
+        /* here, that is; elsewhere it may be: ask again */
+        content_leave(p->content, r, page, PAGE_NEW);
+        page_chunk(r, page)->flags |= CHUNK_VISIT;
+        return ACT_KEEP;
+    }
+    /* now it is the candidate */
+    page_set(r, page, PAGE_UNIQUE);
+    if (!content_enter(p->content, r, page)) {
+        page_set(r, page, PAGE_EQUAL);
+    }
+    return ACT_KEEP;
 }
 
 static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
@@ -78,19 +96,8 @@ static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
     uint32_t place = index_lookup(&p->content->index, r->tag[page]);
     unsigned one = 1;
 
-    if (place == PLACE_NONE && store_is_remote(store)) {
-        /* here what it was equal to is gone; elsewhere it may be: ask again */
-        content_leave(p->content, r, page, PAGE_NEW);
-        page_chunk(r, page)->flags |= CHUNK_VISIT;
-        return ACT_KEEP;
-    }
     if (place == PLACE_NONE) {
-        /* what it was equal to is gone: now it is the candidate */
-        page_set(r, page, PAGE_UNIQUE);
-        if (!content_enter(p->content, r, page)) {
-            page_set(r, page, PAGE_EQUAL);
-        }
-        return ACT_KEEP;
+        return match_gone(p, r, page);
     }
     if (place & PLACE_SLOT) {
         *slot = store_run(store, place & ~PLACE_SLOT, &one);
@@ -108,13 +115,11 @@ static PlanAct page_match(KsmPlan *p, KsmRegion *r, size_t page,
     if (partner_worth(p, place)) {
         return ACT_NEW;
     }
-    /* what is not merged itself is not in the way of others that are equal */
-    if (index_lookup(&p->content->index, r->tag[page]) == place) {
-        content_take(p->content, place, r, page);
-    } else {
-        /* the other one has changed */
-        content_enter(p->content, r, page);
+    if (index_lookup(&p->content->index, r->tag[page]) != place) {
+        return match_gone(p, r, page);      /* it was seen to have changed */
     }
+    /* what is not merged itself is not in the way of others that are equal */
+    content_take(p->content, place, r, page);
     return ACT_KEEP;
 }
 
@@ -186,6 +191,9 @@ static uint32_t repeat_new(KsmPlan *p, KsmRegion *r, size_t page)
 {
     StoreOffer o = offer_of(r, page, 1);
 
+    if (!sample_run(&p->sampler, r, page, 1)) {
+        return SLOT_NONE;
+    }
     if (asks_is_offered(p->asks, o.tag[0])) {
         p->offered++;
         return SLOT_NONE;
@@ -199,6 +207,7 @@ static uint32_t repeat_new(KsmPlan *p, KsmRegion *r, size_t page)
         store_settle(p->content->store, o.slot);
         content_leave(p->content, r, page, PAGE_NEW);
         page_mark(r, page, true);
+        page_chunk(r, page)->flags |= CHUNK_VISIT;
         break;
     case OFFER_BUSY:
         p->busy++;
@@ -528,10 +537,14 @@ static unsigned promote_run(KsmPlan *p, KsmRegion *r, unsigned i, unsigned n)
 {
     KsmStore *s = p->content->store;
     size_t page = p->chunk * CHUNK_PAGES + i;
-    StoreOffer o = offer_of(r, page, n);
+    StoreOffer o = offer_of(r, page, sample_run(&p->sampler, r, page, n));
     bool tight = is_tight(p);
-    OfferFate fate = tight ? OFFER_REFUSED : asks_offer(p->asks, &o);
+    OfferFate fate;
 
+    if (!o.n) {
+        return 0;
+    }
+    fate = tight ? OFFER_REFUSED : asks_offer(p->asks, &o);
     if (fate == OFFER_REFUSED || fate == OFFER_FULL) {
         p->why = tight ? KSM_REASON_NO_MEMORY : store_why(s);
         return 0;

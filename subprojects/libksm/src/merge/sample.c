@@ -9,6 +9,7 @@
 #define SAMPLE          16u     /* pages */
 #define CHANGED_SHARE   4u      /* part of them that may have changed */
 #define PUT_OFF_MAX     6u      /* log2 of passes */
+#define OLD_LOOKS       2u      /* after the first one some passes are enough */
 
 bool sample_page(const KsmHasher *h, const KsmRegion *r, size_t page)
 {
@@ -52,6 +53,17 @@ static bool is_huge(const Sampler *s, const KsmRegion *r, size_t chunk)
            (PM_HUGE | PM_PRESENT);
 }
 
+static bool page_is_still(const Sampler *s, KsmRegion *r, size_t page)
+{
+    if (sample_page(s->hasher, r, page)) {
+        return true;
+    }
+    content_leave(s->content, r, page, PAGE_NEW);
+    page_mark(r, page, true);
+    page_chunk(r, page)->flags |= CHUNK_VISIT;
+    return false;
+}
+
 /* Pages that changed are NEW. */
 static bool most_are_still(const Sampler *s, KsmRegion *r, size_t chunk)
 {
@@ -61,26 +73,22 @@ static bool most_are_still(const Sampler *s, KsmRegion *r, size_t chunk)
 
     KSM_TSAN_IGNORE_BEGIN();    /* they may be written */
     for (unsigned i = 0; i < some; i++) {
-        size_t page = chunk * CHUNK_PAGES + which[i * n / some];
-
-        if (!sample_page(s->hasher, r, page)) {
-            content_leave(s->content, r, page, PAGE_NEW);
-            page_mark(r, page, true);
-            changed++;
-        }
+        changed += !page_is_still(s, r, chunk * CHUNK_PAGES +
+                                        which[i * n / some]);
     }
     KSM_TSAN_IGNORE_END();
     return changed <= some / CHANGED_SHARE;
 }
 
-static void put_off(KsmChunk *c)
+/* It seemed to have so much to gain. */
+static void put_off(KsmChunk *c, uint16_t gain)
 {
     c->flags |= CHUNK_STIRRED;
     c->same = 0;
+    c->tried = c->wait ? MAX(c->tried, gain) : gain;
     if (!c->wait) {
         c->backoff = MIN(c->backoff + 1, PUT_OFF_MAX);
         c->wait = 1u << c->backoff;
-        c->tried = c->gain;
     }
     c->hot_wait = MIN(c->hot_wait, c->wait);
 }
@@ -88,21 +96,42 @@ static void put_off(KsmChunk *c)
 bool sample_chunk(const Sampler *s, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
+    uint16_t gain = c->gain;
 
     if (!(c->flags & CHUNK_LOOSE) || (c->flags & CHUNK_STILL)) {
         return true;
     }
-    if ((c->flags & CHUNK_STIRRED) || r->rests || region_inhibited(r)) {
+    if (c->flags & CHUNK_STIRRED) {
         return false;
     }
-    if (!is_huge(s, r, chunk)) {
-        c->flags |= CHUNK_VISIT;
+    if (r->rests || region_inhibited(r) || !is_huge(s, r, chunk)) {
+        c->flags |= CHUNK_VISIT | CHUNK_STIRRED;
         return false;
     }
     if (!most_are_still(s, r, chunk)) {
-        put_off(c);
+        put_off(c, gain);
         return false;
     }
     c->flags |= CHUNK_STILL;
     return true;
+}
+
+unsigned sample_run(const Sampler *s, KsmRegion *r, size_t page, unsigned n)
+{
+    const KsmChunk *c = page_chunk(r, page);
+    unsigned still = 0;
+
+    if (!(c->flags & CHUNK_LOOSE) || c->hot < OLD_LOOKS ||
+        !store_is_remote(s->content->store)) {
+        return n;
+    }
+    if (!is_huge(s, r, page / CHUNK_PAGES)) {
+        return 0;
+    }
+    KSM_TSAN_IGNORE_BEGIN();    /* they may be written */
+    while (still < n && page_is_still(s, r, page + still)) {
+        still++;
+    }
+    KSM_TSAN_IGNORE_END();
+    return still;
 }

@@ -32,4 +32,10 @@ bool sample_page(const KsmHasher *h, const KsmRegion *r, size_t page);
  */
 bool sample_chunk(const Sampler *s, KsmRegion *r, size_t chunk);
 
+/*
+ * Pages from @page on, of a chunk, that may be offered to a remote store: up to
+ * @n.  Where they were hashed long ago, those that are what they were.
+ */
+unsigned sample_run(const Sampler *s, KsmRegion *r, size_t page, unsigned n);
+
 #endif
