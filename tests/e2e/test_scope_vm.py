@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,29 @@ def test_saves_what_is_equal(merged: Guest) -> None:
     # one pattern takes a replicated run of 2 MiB, however much there is of it
     assert pool_size(merged.pid) < merged.ram_usage().pooled
     assert merged.verify() == 0
+
+
+def test_hot_memory_stays_huge(image: Path, scope_vm: str) -> None:
+    """Looking at what a guest writes all the time does not split it."""
+    hot = 256
+    spec = spec_of(scope_vm, memory_mib=384, cache_mib=16, private_mib=hot, load=0)
+    spec.properties["run"] = "off"
+    with Guest(spec, image) as guest:
+        guest.wait_ready()
+        with ThreadPoolExecutor() as beside:
+            writes = beside.submit(guest.command, "rewrite 20")
+            time.sleep(2)
+            before = guest.memory().anon_huge >> 20
+            guest.qmp("qom-set", path="/objects/ram0", property="run", value=True)
+            wait_merged(guest, 100)
+            time.sleep(10)
+            after = guest.memory().anon_huge >> 20
+            assert not writes.done()
+            writes.result()
+        if before < hot:
+            pytest.skip(f"only {before} MiB of the guest are in huge pages")
+        assert after >= 0.9 * hot
+        assert guest.verify() == 0
 
 
 def test_stop_cont_reset(image: Path, scope_vm: str) -> None:
