@@ -23,6 +23,8 @@ from host.poold import Poold
 pytestmark = pytest.mark.timeout(900)
 
 KNOBS = ("run", "sleep_millisecs", "pages_to_scan")
+#: of memory that is taken until ksmd has something to merge
+ROUNDS = 4
 FAST = {"pages_to_scan": 20000, "sleep_millisecs": 10, "smart_scan": 0}
 
 
@@ -97,6 +99,24 @@ def profit_is_right(guest: Guest) -> bool:
     return abs(found["profit"] - (ours * PAGE + kernel - costs)) < kernel / 2
 
 
+def leave_some(guests: list[Guest]) -> bool:
+    """Memory with pages that stand alone: does ksmd merge some of each guest's?
+
+    It may not: a guest takes memory that was merged before, and its pages are
+    in mappings of the pool then, which are not left to ksmd; or a page costs a
+    little less than it saves, and the engine merges them all.
+    """
+    for guest in guests:
+        guest.command("alloc 24 alone")
+    try:
+        guests[0].wait_for(
+            "merged by ksmd", lambda: all(by_kernel(each) > 0 for each in guests), 90
+        )
+    except GuestError:
+        return False
+    return True
+
+
 def test_driven(image: Path, scope_vm: str, tmp_path: Path) -> None:
     """ksm-hostd runs ksmd for what is left, and not longer."""
     reason = ksmsys.why_not_controllable()
@@ -114,15 +134,13 @@ def test_driven(image: Path, scope_vm: str, tmp_path: Path) -> None:
         for guest in guests:
             guest.wait_ready()
         assert ksmsys.read("run") == 0
-        for guest in guests:
-            guest.command("alloc 24 alone")
-        for guest in guests:
-            try:
-                guest.wait_for("merged by ksmd", lambda g=guest: by_kernel(g) > 0, 180)
-            except GuestError as error:
-                # was nothing left, or was it not driven?
-                said = [hostd.status(), daemon.status(), guest.backend_stats()]
-                raise AssertionError(f"{error}: {said}") from error
+        for _ in range(ROUNDS):
+            if leave_some(guests):
+                break
+        else:
+            # was nothing left, or was it not driven?
+            said = [each.backend_stats() for each in guests]
+            raise AssertionError(f"{hostd.status()}, {daemon.status()}, {said}")
         status = daemon.status()
         assert status["left"] == sum(each["left"] for each in status["members"]) > 0
         assert status["left_merged"] > 0
