@@ -89,6 +89,16 @@ void util_remove(KsmRegion *r)
     g_assert(ksm_region_remove(r, KSM_REMOVE_UNMERGE) == 0);
 }
 
+void util_end(KsmEngine *e, KsmRegion *r, Mem *m)
+{
+    mem_check(m);
+    region_check(r);
+    util_remove(r);
+    mem_check(m);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
 void util_print(KsmEngine *e)
 {
     KsmStats s = util_stats(e);

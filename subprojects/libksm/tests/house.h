@@ -28,6 +28,8 @@ void util_passes(KsmEngine *e, unsigned n);
 KsmStats util_stats(KsmEngine *e);
 void util_remove(KsmRegion *r);
 void util_print(KsmEngine *e);
+/* Memory and books are as they should be; all three go. */
+void util_end(KsmEngine *e, KsmRegion *r, Mem *m);
 
 /* An engine with two areas of equal content. */
 #define PAIR_PAGES  1024u

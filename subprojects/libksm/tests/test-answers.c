@@ -43,12 +43,7 @@ static bool scene_start(Scene *s, FakeStoreHabits habits)
 
 static void scene_end(Scene *s)
 {
-    mem_check(s->m);
-    region_check(s->r);
-    util_remove(s->r);
-    mem_check(s->m);
-    ksm_engine_free(s->e);
-    mem_free(s->m);
+    util_end(s->e, s->r, s->m);
 }
 
 /* The other member holds what page @i of ours does. */
@@ -516,6 +511,16 @@ static void test_held_off(void)
     scene_end(&s);
 }
 
+/* A step at a time: no more than five. */
+static void five_passes(KsmEngine *e)
+{
+    uint64_t until = util_stats(e).full_scans + 5;
+
+    while (util_stats(e).full_scans < until) {
+        ksm_step(e, 1);
+    }
+}
+
 /* While the store takes no questions zeroes and local equals still merge. */
 static void test_busy(void)
 {
@@ -530,13 +535,7 @@ static void test_busy(void)
     /* there is room for one question */
     memset(s.e->asks.ask, 0xff, sizeof(*s.e->asks.ask) * ASKS_MAX);
     s.e->asks.n = ASKS_MAX - 1;
-    for (unsigned i = 0; i < 5; i++) {
-        uint64_t passes = util_stats(s.e).full_scans;
-
-        while (util_stats(s.e).full_scans == passes) {
-            ksm_step(s.e, 1);
-        }
-    }
+    five_passes(s.e);
     g_assert(s.r->count[PAGE_GIVEN] == 512);
     g_assert(s.r->count[PAGE_UNIQUE] == 1 && s.r->count[PAGE_NEW] == 511);
     g_assert(s.e->asks.n == ASKS_MAX);
@@ -573,13 +572,7 @@ static void test_busy_huge(void)
     s.r = util_add(s.e, s.m, &mem_ops);
     memset(s.e->asks.ask, 0xff, sizeof(*s.e->asks.ask) * ASKS_MAX);
     s.e->asks.n = ASKS_MAX;
-    for (unsigned i = 0; i < 5; i++) {
-        uint64_t passes = util_stats(s.e).full_scans;
-
-        while (util_stats(s.e).full_scans == passes) {
-            ksm_step(s.e, 1);
-        }
-    }
+    five_passes(s.e);
     g_assert(s.r->count[PAGE_GIVEN] >= 256 - STILL_FEW);
     g_assert(s.r->count[PAGE_UNIQUE] == 0);
     fake_store_habits(s.store)->refuse = 0;
@@ -614,6 +607,43 @@ static void test_equal_gone(void)
     util_passes(s.e, 3 * PASSES);
     g_assert(s.r->chunk[1].mapped >= 512 - STILL_FEW);
     g_assert(s.r->chunk[0].mapped == 0);
+    scene_end(&s);
+}
+
+/*
+ * What was hashed long ago is offered only up to what has changed since; and
+ * not at all where it is no huge page any more.  Either is looked at again.
+ */
+static void test_offer_old(void)
+{
+    const FakeStoreHabits habits = { .late = 5 };
+    KsmChunk *c;
+    Scene s;
+
+    if (!scene_huge(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, PAGES, 1000, 1);
+    s.r = util_add(s.e, s.m, &mem_ops);
+    util_passes(s.e, 7);
+    c = &s.r->chunk[0];
+    if (!(c->flags & CHUNK_LOOSE)) {
+        g_test_skip("huge pages cannot be had at present");
+        scene_end(&s);
+        return;
+    }
+    g_assert(c->hot == 2 && !(c->flags & CHUNK_VISIT));
+    g_assert(sample_run(&s.e->plan.sampler, s.r, 3, 10) == 10);
+    mem_fill(s.m, 5, 9000);
+    g_assert(sample_run(&s.e->plan.sampler, s.r, 3, 10) == 2);
+    g_assert(page_state(s.r, 5) == PAGE_NEW && (c->flags & CHUNK_VISIT));
+    g_assert(madvise(s.m->addr, PAGE, MADV_COLD) == 0);
+    c->flags &= ~CHUNK_VISIT;
+    g_assert(sample_run(&s.e->plan.sampler, s.r, 6, 10) == 0);
+    g_assert(c->flags & CHUNK_VISIT);
+    util_passes(s.e, 4);
+    g_assert(!(c->flags & CHUNK_LOOSE));
+    g_assert(page_state(s.r, 5) == PAGE_UNIQUE);
     scene_end(&s);
 }
 
@@ -1156,6 +1186,7 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/busy/small", test_busy);
     g_test_add_func("/answers/busy/huge", test_busy_huge);
     g_test_add_func("/answers/equal-gone", test_equal_gone);
+    g_test_add_func("/answers/offer-old", test_offer_old);
     g_test_add_func("/answers/parked", test_parked);
     g_test_add_func("/answers/ripens/once", test_ripens);
     g_test_add_func("/answers/ripens/sparse", test_ripens_sparse);

@@ -51,12 +51,7 @@ static void stir(Scene *s, unsigned chunk, unsigned first, unsigned n)
 
 static void scene_end(Scene *s)
 {
-    mem_check(s->m);
-    region_check(s->r);
-    util_remove(s->r);
-    mem_check(s->m);
-    ksm_engine_free(s->e);
-    mem_free(s->m);
+    util_end(s->e, s->r, s->m);
 }
 
 /* Memory of huge pages, each with content of its own.  False: skipped. */
@@ -85,11 +80,8 @@ static bool scene_start(Scene *s, KsmScope scope)
 /* Does the slot go by the hash of that page? */
 static bool slot_is(Scene *s, uint32_t slot, const char *page)
 {
-    uint32_t tag = store_tag(s->e->content.store, slot);
-    uint64_t hash = hash_page(&s->e->hasher, page);
-
-    return tag == content_tag(s->r, hash) ||
-           tag == content_tag_again(s->r, hash);
+    return content_tag_fits(s->r, store_tag(s->e->content.store, slot),
+                            hash_page(&s->e->hasher, page));
 }
 
 /*
@@ -102,8 +94,7 @@ static void all_is_known(Scene *s)
     for (size_t i = 0; i < s->r->n_pages; i++) {
         PageState state = page_state(s->r, i);
 
-        if (state == PAGE_UNIQUE || state == PAGE_EQUAL ||
-            state == PAGE_ZEROES) {
+        if (page_is_known(s->r, i)) {
             g_assert(!(s->r->state[i] & PAGE_WRITTEN));
             g_assert(sample_page(&s->e->hasher, s->r, i));
         } else if (state == PAGE_MERGED) {

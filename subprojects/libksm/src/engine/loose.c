@@ -15,12 +15,6 @@ static bool is_loose(const KsmRegion *r, size_t chunk)
     return r->chunk[chunk].flags & CHUNK_LOOSE;
 }
 
-/* Hashed, that is. */
-static bool is_known(PageState s)
-{
-    return s == PAGE_UNIQUE || s == PAGE_EQUAL || s == PAGE_ZEROES;
-}
-
 void loose_pass(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
@@ -65,17 +59,15 @@ bool loose_goes_on(const KsmChunk *c)
 bool loose_changed(const KsmEngine *e, const KsmRegion *r, size_t page,
                    uint64_t hash64)
 {
-    PageState s = page_state(r, page);
-    bool zero = hash64 == e->hasher.zero;
+    bool zeroes = page_state(r, page) == PAGE_ZEROES;
 
-    if (!is_known(s)) {
+    if (!page_is_known(r, page)) {
         return false;
     }
-    if (s == PAGE_ZEROES || engine_zero_only(e)) {
-        return zero != (s == PAGE_ZEROES);
+    if (zeroes || engine_zero_only(e)) {
+        return zeroes != (hash64 == e->hasher.zero);
     }
-    return r->tag[page] != content_tag(r, hash64) &&
-           r->tag[page] != content_tag_again(r, hash64);
+    return !content_tag_fits(r, r->tag[page], hash64);
 }
 
 void loose_hashed(KsmRegion *r, size_t chunk)
@@ -129,7 +121,7 @@ static void forget_rest(KsmEngine *e, KsmRegion *r, size_t chunk,
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
         size_t page = chunk * CHUNK_PAGES + i;
 
-        if (is_known(page_state(r, page)) && !(seen && seen[i])) {
+        if (page_is_known(r, page) && !(seen && seen[i])) {
             content_leave(&e->content, r, page, PAGE_NEW);
             page_mark(r, page, true);
         }

@@ -80,8 +80,7 @@ bool ripen_is_sparse(const KsmRegion *r, size_t chunk)
     bool was = false;
 
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        PageState s = page_state(r, page + i);
-        bool is = s == PAGE_EQUAL || s == PAGE_ZEROES;
+        bool is = state_gains(page_state(r, page + i));
 
         runs += is && !was;
         was = is;

@@ -305,7 +305,7 @@ static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
 static bool page_wanted(KsmEngine *e, KsmRegion *r, size_t page)
 {
     PageState s = page_state(r, page);
-    bool known = s == PAGE_UNIQUE || s == PAGE_EQUAL || s == PAGE_ZEROES;
+    bool known = page_is_known(r, page);
 
     if (e->scan.hash_all || (page_chunk(r, page)->flags & CHUNK_LOOSE)) {
         return s == PAGE_NEW || (e->scan.hash_all && known);
@@ -459,7 +459,6 @@ static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk,
     unsigned n = 0;
 
     *changed = 0;
-
     KSM_TSAN_IGNORE_BEGIN();
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
         const char *page = page_addr(r, first + i);

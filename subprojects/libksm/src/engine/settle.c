@@ -10,12 +10,8 @@
 /* Is what it holds known? */
 static bool is_known(const KsmEngine *e, const KsmRegion *r, size_t page)
 {
-    PageState state = page_state(r, page);
-
     return e->merge.kept[page % CHUNK_PAGES] &&
-           !(r->state[page] & PAGE_WRITTEN) &&
-           (state == PAGE_UNIQUE || state == PAGE_EQUAL ||
-            state == PAGE_ZEROES);
+           !(r->state[page] & PAGE_WRITTEN) && page_is_known(r, page);
 }
 
 static bool is_still(const KsmEngine *e, const KsmRegion *r, size_t page)

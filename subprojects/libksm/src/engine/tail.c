@@ -183,7 +183,7 @@ static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
         return !(c->flags & CHUNK_HUGE);
     }
     if ((c->flags & CHUNK_LOOSE) && !c->same) {
-        return false;
+        return false;       /* it may be hot: no log tells */
     }
     return c->gain >= least && is_quiet(c) &&
            (c->why_not == KSM_REASON_NOT_WORTH ||

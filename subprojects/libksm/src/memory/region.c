@@ -9,11 +9,6 @@
 #include "base/prim.h"
 #include "memory/region.h"
 
-static bool state_gains(PageState s)
-{
-    return s == PAGE_EQUAL || s == PAGE_ZEROES;
-}
-
 static bool state_maps(PageState s)
 {
     return s == PAGE_MERGED || s == PAGE_BROKEN;

@@ -197,6 +197,20 @@ static inline PageState page_state(const KsmRegion *r, size_t page)
     return r->state[page] & PAGE_STATE_MASK;
 }
 
+/* Hashed: its tag says what it holds, or held. */
+static inline bool page_is_known(const KsmRegion *r, size_t page)
+{
+    PageState s = page_state(r, page);
+
+    return s == PAGE_UNIQUE || s == PAGE_EQUAL || s == PAGE_ZEROES;
+}
+
+/* Would merging save it? */
+static inline bool state_gains(PageState s)
+{
+    return s == PAGE_EQUAL || s == PAGE_ZEROES;
+}
+
 static inline char *page_addr(const KsmRegion *r, size_t page)
 {
     return r->base + (page << PAGE_SHIFT);

@@ -115,22 +115,11 @@ static const char *page_staged(const Span *s, unsigned i)
     return s->iso.staged + i * PAGE_BYTES;
 }
 
-/* The two tags that a page can go by. */
-static void page_tags(const KsmMerge *m, const char *page, uint32_t tag[2])
+/* Is it what the slot is found for? */
+static bool content_fits(const KsmMerge *m, const char *page, uint32_t slot)
 {
-    uint64_t h = hash_page(m->hasher, page);
-
-    tag[0] = content_tag(m->plan->region, h);
-    tag[1] = content_tag_again(m->plan->region, h);
-}
-
-/* Does the staged page hold what its slot is found for? */
-static bool page_fits(const KsmMerge *m, const Span *s, unsigned i)
-{
-    uint32_t is = store_tag(m->content->store, s->slot[i]), tag[2];
-
-    page_tags(m, page_staged(s, i), tag);
-    return tag[0] == is || tag[1] == is;
+    return content_tag_fits(m->plan->region, store_tag(m->content->store, slot),
+                            hash_page(m->hasher, page));
 }
 
 /* The page cannot fill its slot: another that was to map it does, or none. */
@@ -140,7 +129,8 @@ static void fill_pass(KsmMerge *m, Span *s, unsigned i)
 
     s->act[i] = ACT_CHANGED;
     for (unsigned k = i + 1; k < s->iso.n; k++) {
-        if (s->act[k] == ACT_MAP && s->slot[k] == slot && page_fits(m, s, k)) {
+        if (s->act[k] == ACT_MAP && s->slot[k] == slot &&
+            content_fits(m, page_staged(s, k), slot)) {
             s->act[k] = ACT_FILL;
             return;
         }
@@ -161,7 +151,7 @@ static void fill_check(KsmMerge *m, Span *s)
         if (i + 1 < s->iso.n && s->act[i + 1] == ACT_FILL) {
             page_prefetch(page_staged(s, i + 1));
         }
-        if (!page_fits(m, s, i)) {
+        if (!content_fits(m, page_staged(s, i), s->slot[i])) {
             fill_pass(m, s, i);
         }
     }
@@ -219,32 +209,30 @@ static bool slot_is_sound(KsmMerge *m, uint32_t slot)
 {
     KsmStore *st = m->content->store;
     int ret = store_readable(st, slot, 1);
-    uint32_t is = store_tag(st, slot), first, tag[2];
+    uint32_t first;
 
-    if (ret == 0) {
-        page_tags(m, store_page(st, slot), tag);
-        if (tag[0] == is || tag[1] == is) {
-            return true;
-        }
+    if (ret == 0 && content_fits(m, store_page(st, slot), slot)) {
+        return true;
     }
     if (ret < 0 && ret != -EFAULT) {
         return false;   /* not known */
     }
     first = store_repeated(st, slot);
-    content_withdraw(m->content, first == SLOT_NONE ? slot : first, is);
+    content_withdraw(m->content, first == SLOT_NONE ? slot : first,
+                     store_tag(st, slot));
     return false;
 }
 
 /* A staged page is not what its slot holds: did it change? */
 static void page_differs(KsmMerge *m, Span *s, unsigned i)
 {
+    const KsmRegion *r = m->plan->region;
     bool sound = slot_is_sound(m, s->slot[i]);
-    uint32_t tag[2];
+    uint64_t hash = hash_page(m->hasher, page_staged(s, i));
 
-    page_tags(m, page_staged(s, i), tag);
-    if (sound && tag[0] == m->plan->region->tag[s->page + i]) {
+    if (sound && content_tag(r, hash) == r->tag[s->page + i]) {
         s->act[i] = ACT_COLLIDED;
-        s->slot[i] = tag[1];
+        s->slot[i] = content_tag_again(r, hash);
     } else {
         s->act[i] = ACT_CHANGED;
     }

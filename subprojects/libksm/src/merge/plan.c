@@ -181,10 +181,10 @@ static StoreOffer offer_of(KsmRegion *r, size_t page, unsigned n)
  */
 static bool slot_is_sound(const KsmPlan *p, const KsmRegion *r, uint32_t slot)
 {
-    uint64_t hash = hash_page(p->hasher, store_page(p->content->store, slot));
-    uint32_t tag = store_tag(p->content->store, slot);
+    KsmStore *s = p->content->store;
 
-    return tag == content_tag(r, hash) || tag == content_tag_again(r, hash);
+    return content_tag_fits(r, store_tag(s, slot),
+                            hash_page(p->hasher, store_page(s, slot)));
 }
 
 static uint32_t repeat_new(KsmPlan *p, KsmRegion *r, size_t page)

@@ -14,14 +14,11 @@
 bool sample_page(const KsmHasher *h, const KsmRegion *r, size_t page)
 {
     const char *addr = page_addr(r, page);
-    uint64_t hash;
 
     if (page_state(r, page) == PAGE_ZEROES) {
         return bytes_are_zero(addr, PAGE_BYTES);
     }
-    hash = hash_page(h, addr);
-    return r->tag[page] == content_tag(r, hash) ||
-           r->tag[page] == content_tag_again(r, hash);
+    return content_tag_fits(r, r->tag[page], hash_page(h, addr));
 }
 
 /* Pages that merging would save; returns how many. */
@@ -30,9 +27,7 @@ static unsigned gain_pages(const KsmRegion *r, size_t chunk, uint16_t *which)
     unsigned n = 0;
 
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        PageState s = page_state(r, chunk * CHUNK_PAGES + i);
-
-        if (s == PAGE_EQUAL || s == PAGE_ZEROES) {
+        if (state_gains(page_state(r, chunk * CHUNK_PAGES + i))) {
             which[n++] = i;
         }
     }
@@ -118,7 +113,7 @@ bool sample_chunk(const Sampler *s, KsmRegion *r, size_t chunk)
 
 unsigned sample_run(const Sampler *s, KsmRegion *r, size_t page, unsigned n)
 {
-    const KsmChunk *c = page_chunk(r, page);
+    KsmChunk *c = page_chunk(r, page);
     unsigned still = 0;
 
     if (!(c->flags & CHUNK_LOOSE) || c->hot < OLD_LOOKS ||
@@ -126,6 +121,7 @@ unsigned sample_run(const Sampler *s, KsmRegion *r, size_t page, unsigned n)
         return n;
     }
     if (!is_huge(s, r, page / CHUNK_PAGES)) {
+        c->flags |= CHUNK_VISIT;        /* all of it is hashed again */
         return 0;
     }
     KSM_TSAN_IGNORE_BEGIN();    /* they may be written */

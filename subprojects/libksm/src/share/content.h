@@ -53,6 +53,13 @@ static inline uint32_t content_tag_again(const KsmRegion *r, uint64_t hash)
     return (uint32_t)(hash * UINT64_C(0x9e3779b97f4a7c15) >> 32) ^ r->salt;
 }
 
+/* Can a page of that hash go by the tag? */
+static inline bool content_tag_fits(const KsmRegion *r, uint32_t tag,
+                                    uint64_t hash)
+{
+    return tag == content_tag(r, hash) || tag == content_tag_again(r, hash);
+}
+
 /*
  * As page_set(), but takes the page out of the index and drops its slot.
  * BROKEN: its tag is free for a hash, nothing of which is known.
