@@ -72,7 +72,12 @@ def table(name: str, metrics: Metrics) -> Table:
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help=f"Of {', '.join(BENCHES)}; without one, all are run.",
+            show_default=False,
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option(help="Small and few runs: a look, not a figure.")
@@ -122,9 +127,8 @@ def bench(
 ) -> None:
     """Measures libksm beside the kernel's ksmd.
 
-    NAMEs are those of docs/devel/ksm-bench.rst: ksmpages, rescan, smart-scan,
-    fork, stall, unit, images, balloon, group, scale, ask, guests, guest-stall,
-    exhaustive, density, balloon-guest, dirty, idle; without one, all are run.  Root is needed for ksmd's side and for memory pressure.
+    What each of them does is in docs/devel/ksm-bench.rst.  Root is needed for
+    ksmd's side and for memory pressure.
     """
     if rst:
         return tables.show(rst, update)
