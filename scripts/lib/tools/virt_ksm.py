@@ -61,6 +61,14 @@ TUNABLES = {
     "free-policy": ("auto", "lazy", "eager"),
     "dirty-tracking": ("auto", "log", "pagemap", "checksum"),
 }
+TUNABLE_HELP = {
+    "scope": (None, "who may share (default: host)"),
+    "group": ("NAME", "the group, with --scope group"),
+    "max-cpu": ("PERCENT", "of a core, 1 to 100"),
+    "target-scan-time": ("SECONDS", "for one look at all memory"),
+    "free-policy": (None, "how memory that the guest gives back is released"),
+    "dirty-tracking": (None, "how QEMU learns what was written"),
+}
 
 Element = Any  # lxml has no types of its own
 
@@ -216,12 +224,18 @@ def host_warnings(tunables: dict[str, Any]) -> list[str]:
         if not os.path.exists("/dev/userfaultfd"):
             return ["scopes other than host need /dev/userfaultfd, which is absent"]
         return []
+    if (POOLS / "host.sock").exists():
+        return []
     try:
         run = Path("/sys/kernel/mm/ksm/run").read_text().strip()
     except OSError:
         return ["/sys/kernel/mm/ksm cannot be read: does this kernel have KSM?"]
     if run != "1":
-        return ["ksmd does not run: echo 1 > /sys/kernel/mm/ksm/run (as root)"]
+        return [
+            "nobody merges for scope host: start ksm-poold@host (systemctl enable "
+            "--now ksm-poold@host.socket ksm-hostd), or, slower, the kernel's ksmd "
+            "(echo 1 > /sys/kernel/mm/ksm/run), as root"
+        ]
     return []
 
 
@@ -241,24 +255,32 @@ def knows_natively(connection: Any, root: Element) -> bool:
     return "ksm" in values
 
 
+def run_emulator(*words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            words,
+            input='{"execute":"qmp_capabilities"}{"execute":"quit"}',
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise Lacking(f"{words[0]} cannot be run: {error}") from error
+
+
 def check_emulator(path: str, tunables: dict[str, Any]) -> list[str]:
-    """Has this QEMU the object, and takes it the settings?  Asked only where
-    the file is here; returns warnings."""
-    if not os.access(path, os.X_OK):
-        return []
+    """Has this QEMU the object, and takes it the settings?  Returns warnings."""
+    if not os.path.isfile(path) or not os.access(path, os.X_OK):
+        raise Lacking(f"{path} is no program, or you may not run it")
+    if "QEMU emulator" not in run_emulator(path, "--version").stdout:
+        raise Lacking(f"{path} is not a QEMU, or does not start")
     words = [path, "-machine", "none", "-nodefaults", "-display", "none"]
     words += ["-qmp", "stdio", "-object", object_option("check", 2 << 20, tunables)]
-    done = subprocess.run(
-        words,
-        input='{"execute":"qmp_capabilities"}{"execute":"quit"}',
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_emulator(*words)
     if done.returncode == 0 and '"QMP"' in done.stdout:
         return []
     said = done.stderr.strip().replace("\n", " ")
-    if "qom-type" in said or "invalid object type" in said or not said:
+    if "qom-type" in said or "invalid object type" in said:
         raise Lacking(
             f"{path} has no {BACKEND}; name one that has with --emulator "
             "(the package qemu-system-ksm has it, and scripts/build-qemu builds it)"
@@ -266,7 +288,7 @@ def check_emulator(path: str, tunables: dict[str, Any]) -> list[str]:
     if "not available with scope=host" in said:
         raise Refused(f"the emulator says: {said}")
     # the domain's QEMU may have rights that this one has not, or the reverse
-    return [f"the emulator, run by you, says: {said}"]
+    return [f"the emulator, run by you, says: {said or 'nothing, and ends'}"]
 
 
 def object_option(name: str, size: int, tunables: dict[str, Any]) -> str:
@@ -440,6 +462,8 @@ def enable(connection: Any, root: Element, args: argparse.Namespace) -> str:
         raise Refused("; ".join(reasons))
     note = Note("")
     emulator = root.find("devices/emulator")
+    if emulator is None or not emulator.text:
+        raise Refused("it names no emulator: merging is for domains run by QEMU")
     if args.emulator:
         note.emulator = emulator.text
         emulator.text = args.emulator
@@ -598,10 +622,11 @@ def parse() -> argparse.Namespace:
             "-n", "--dry-run", action="store_true", help="only show the change"
         )
     for name, kind in TUNABLES.items():
+        metavar, text = TUNABLE_HELP[name]
         if isinstance(kind, tuple):
-            on.add_argument(f"--{name}", choices=kind)
+            on.add_argument(f"--{name}", choices=kind, help=text)
         else:
-            on.add_argument(f"--{name}", type=kind or str)
+            on.add_argument(f"--{name}", type=kind or str, metavar=metavar, help=text)
     on.add_argument("--emulator", metavar="FILE", help="a QEMU that has the object")
     on.add_argument(
         "--method",
@@ -609,33 +634,33 @@ def parse() -> argparse.Namespace:
         default="auto",
         help="how (default: the first that will do)",
     )
-    on.add_argument("--wrapper-dir", type=Path, metavar="DIR")
+    on.add_argument(
+        "--wrapper-dir",
+        type=Path,
+        metavar="DIR",
+        help="where the method wrapper puts its wrapper",
+    )
     args = parser.parse_args()
     values = vars(args)
     args.tunables = {name: values.get(name.replace("-", "_")) for name in TUNABLES}
     group = args.tunables["group"]
     if (args.tunables["scope"] == "group") != bool(group):
-        parser.error("--scope group and --group NAME go together")
+        on.error("--scope group and --group NAME go together")
     if group and not GROUP_NAME.fullmatch(group):
-        parser.error(
+        on.error(
             f"--group must be a name of up to 64 letters, digits, '.', '_' and "
             f"'-', without '.' in front, not '{group}'"
         )
-    if args.tunables["scope"] in (None, "host"):
-        for name in ("max-cpu", "target-scan-time", "free-policy", "dirty-tracking"):
-            if args.tunables[name] is not None:
-                parser.error(
-                    f"--{name} needs --scope zero, vm or group: with scope host "
-                    "the kernel's ksmd does the merging"
-                )
+    if args.command == "enable" and args.emulator and not args.emulator.startswith("/"):
+        on.error(f"--emulator must be an absolute path, not '{args.emulator}'")
     if (
         args.tunables["max-cpu"] is not None
         and not 1 <= args.tunables["max-cpu"] <= 100
     ):
-        parser.error("--max-cpu must be between 1 and 100 (percent of one core)")
+        on.error("--max-cpu must be between 1 and 100 (percent of one core)")
     scan = args.tunables["target-scan-time"]
     if scan is not None and not 0 <= scan < 1 << 32:
-        parser.error("--target-scan-time must be a number of seconds")
+        on.error("--target-scan-time must be a number of seconds")
     return args
 
 

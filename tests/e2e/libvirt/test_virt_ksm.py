@@ -107,16 +107,22 @@ def test_dry_run_changes_nothing(host: Daemon, tmp_path: Path) -> None:
     assert host.virsh("dumpxml", "--inactive", "d") == before
 
 
-def test_says_that_ksmd_does_not_run(
+def test_says_that_nobody_merges(
     host: Daemon, tmp_path: Path, knobs: ksmsys.KsmKnobs
 ) -> None:
     """Unless somebody else merges."""
     define(host, tmp_path, Guest("d", tmp_path / "serial"))
-    warning = "warning: ksmd does not run"
+    warning = "warning: nobody merges for scope host"
     assert warning in virt_ksm(host, "enable", "d", "--dry-run")
     assert warning not in virt_ksm(host, "enable", "d", "--dry-run", "--scope", "vm")
+    tuned = ("enable", "d", "--max-cpu", "20")
+    out = virt_ksm(host, *tuned, code=1)
+    assert "'max-cpu' is not available with scope=host" in out
     knobs.set(run=1)
     assert warning not in virt_ksm(host, "enable", "d", "--dry-run")
+    knobs.set(run=0)
+    with lv_host.pools() as pools, Poold(socket=pools / "host.sock"):
+        assert warning not in virt_ksm(host, *tuned)
 
 
 def test_group(host: Daemon, tmp_path: Path) -> None:
@@ -278,15 +284,30 @@ def test_bad_words(host: Daemon, tmp_path: Path) -> None:
         ("--scope", "group", "--group", "../a"),
         ("--scope", "group", "--group", ".a"),
         ("--scope", "group", "--group", "a" * 65),
-        ("--max-cpu", "10"),  # needs a scope of ours
+        ("--emulator", "qemu-system-x86_64"),
         ("--scope", "vm", "--max-cpu", "0"),
         ("--target-scan-time", "-1"),
         ("--speed", "1"),
     ):
         virt_ksm(host, "enable", "d", *words, code=2)
-    for emulator in ("/bin/true", "/bin/false"):
+    for emulator in ("/bin/true", "/bin/false", "/bin/cat"):
         out = virt_ksm(host, "enable", "d", "--emulator", emulator, code=3)
-        assert f"{emulator} has no memory-backend-ksm" in out
+        assert f"{emulator} is not a QEMU" in out
+    for emulator in ("/nonexistent/qemu", "/tmp", "/etc/passwd"):
+        out = virt_ksm(host, "enable", "d", "--emulator", emulator, code=3)
+        assert f"{emulator} is no program" in out
+    script = tmp_path / "script"
+    script.write_text("#!/nonexistent/interpreter\n")
+    script.chmod(0o755)
+    out = virt_ksm(host, "enable", "d", "--emulator", script, code=3)
+    assert "cannot be run" in out
+    # as QEMU without our object would
+    script.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo QEMU emulator && exit\n'
+        "echo \"Parameter 'qom-type' does not accept value\" >&2; exit 1\n"
+    )
+    out = virt_ksm(host, "enable", "d", "--emulator", script, code=3)
+    assert f"{script} has no memory-backend-ksm" in out
     guest = Guest("t", tmp_path / "serial")
     xml = tmp_path / "transient.xml"
     xml.write_text(guest.xml())
