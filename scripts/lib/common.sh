@@ -27,6 +27,12 @@ have_pkg() {
     dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed
 }
 
+# need_cache: makes its directory.
+need_cache() {
+    mkdir -p "$cache" 2>/dev/null ||
+        lacking "cannot make the directory $cache; name another in QEMU_KSM_CACHE"
+}
+
 # need_apt PACKAGE...: installs what is missing when root; otherwise prints
 # the one command that would, and exits 3.
 need_apt() {
@@ -39,7 +45,7 @@ need_apt() {
         lacking "packages are missing; run: sudo apt-get install -y --no-install-recommends ${missing[*]}"
     fi
     say "installing ${missing[*]}"
-    mkdir -p "$cache"
+    need_cache
     (
         # two of our scripts may run at once; apt does not wait by itself
         flock 9
@@ -63,7 +69,7 @@ need_venv() {
     need_apt python3 python3-venv
     key=$(sha256sum "$req" | cut -c1-12)
     dir=$cache/venv-$key
-    mkdir -p "$cache"
+    need_cache
     if [ ! -e "$dir/.complete" ]; then
         (
             flock 9

@@ -220,6 +220,7 @@ def test_ctrl_c_on_a_terminal_leaves_nothing(marked: Marked, may_merge: None) ->
         ["--scope=all"],
         ["--json", "/nonexistent/directory/figures.json"],
         ["--json", "/proc"],
+        ["--json", "/proc/figures.json"],
         ["--unknown"],
         ["argument"],
     ],

@@ -159,7 +159,9 @@ def test_live(words: list[str]) -> None:
         (("--sort", "colour"), "--sort"),
         (("--filter", "colour=red"), "one of the fields name, pid"),
         (("--interval", "0"), "--interval"),
+        (("--interval", "nan"), "--interval"),
         (("--limit", "-1"), "--limit"),
+        (("--limit", "inf"), "--limit"),
         (("--once", "--interval", "1"), "--once"),
         (("--json", "--openmetrics", "-"), "not allowed with"),
     ],
@@ -170,6 +172,15 @@ def test_wrong_use(words: list[str], more: tuple[str, ...], text: str) -> None:
 
 def test_nothing_named() -> None:
     assert "--no-scan needs" in run([PROGRAM, "--no-scan"], code=2)
+
+
+def test_full_disk(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*words, "--json"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "ksm-top: cannot write: No space left on device\n"
 
 
 def test_reader_ends(words: list[str]) -> None:

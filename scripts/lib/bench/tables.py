@@ -570,9 +570,18 @@ def update(page: str, text: str) -> str:
     return f"{head}{BEGIN}\n{text}\n{END}{tail}"
 
 
+def table_of(file: Path) -> str:
+    try:
+        return rst(json.loads(file.read_text()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WrongUse(
+            f"{file} is not what scripts/bench --json writes: {error!r}"
+        ) from error
+
+
 def show(files: list[Path], page: Path | None) -> None:
     """Prints what scripts/bench --json wrote, or puts it into the page."""
-    text = "\n".join(rst(json.loads(file.read_text())) for file in files)
+    text = "\n".join(table_of(file) for file in files)
     if page:
         page.write_text(update(page.read_text(), text))
     else:

@@ -24,6 +24,7 @@ from bench.harness import BenchError, Metrics, Options, Session, build
 from bench.registry import BENCHES
 from host import ksmsys
 from host.exits import WrongUse
+from host.outfile import check_file, write_file
 from host.paths import TOP
 
 
@@ -138,6 +139,8 @@ def bench(
             raise WrongUse(
                 f"no bench is called '{name}'; there are: {', '.join(BENCHES)}"
             )
+    if json_file:
+        check_file(json_file)
     build()
     results: dict[str, Metrics] = {}
     with Progress(
@@ -158,7 +161,7 @@ def bench(
                 raise BenchError(str(error)) from error
             console.print(table(name, results[name]))
             if json_file:
-                json_file.write_text(json.dumps(data, indent=2) + "\n")
+                write_file(json_file, json.dumps(data, indent=2) + "\n")
     for note in session.notes:
         console.print(f"note: {note}")
     if json_file:
@@ -170,5 +173,7 @@ def bench(
 
 
 def main() -> int:
-    typer.run(bench)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(bench)
+    app()
     return 0

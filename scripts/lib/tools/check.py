@@ -636,7 +636,7 @@ def run_group(names: Sequence[str]) -> Result:
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/check",
-        description="Runs every test there is; the logs are in build/check.",
+        description="Runs the tests, half an hour and more; logs: build/check.",
         epilog="steps: " + "; ".join(f"{k}: {v[1]}" for k, v in STEPS.items()),
     )
     parser.add_argument(

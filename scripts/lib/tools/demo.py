@@ -29,6 +29,7 @@ from guest import run as guest_run
 from guest.qemu import accelerator, guest_image, need_qemu
 from guest.run import BY_KERNEL, MIB, Run, RunResult, Sample
 from host.exits import Lacking
+from host.outfile import check_file, write_file
 from host.paths import TOP
 
 OUTPUT = TOP / "build/demo"
@@ -309,10 +310,8 @@ def demo(
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGHUP, on_signal)
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise typer.BadParameter(
-            f"no directory {json_file.parent}", param_hint="--json"
-        )
+    if json_file is not None:
+        check_file(json_file)
     check_room(guests, memory)
     scopes = (
         ["plain", "host", "zero", "vm", "group"]
@@ -337,7 +336,7 @@ def demo(
         data = as_json(results[-1])
         if len(results) > 1:
             data["runs"] = [as_json(result) for result in results]
-        json_file.write_text(json.dumps(data, indent=1) + "\n")
+        write_file(json_file, json.dumps(data, indent=1) + "\n")
     if not all(result.data_intact for result in results):
         raise typer.Exit(1)
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from types import FrameType
 
-from host.exits import WrongUse
+from host.exits import Failure, WrongUse
 from top import choose, metrics, output, similar
 from top.collect import Host, Sources
 from top.model import Guest, Snapshot
 
 INTERVAL = 5.0
+SECONDS_MAX = 86400
 
 
 def parse() -> argparse.Namespace:
@@ -125,10 +126,10 @@ def parse() -> argparse.Namespace:
     )
     form.add_argument("--svg", metavar="FILE", help="the table as a picture")
     args = parser.parse_args()
-    if args.interval is not None and args.interval <= 0:
-        parser.error("--interval must be more than 0 seconds")
-    if args.limit <= 0:
-        parser.error("--limit must be more than 0 seconds")
+    if args.interval is not None and not 0 < args.interval <= SECONDS_MAX:
+        parser.error(f"--interval must be more than 0 and up to {SECONDS_MAX} seconds")
+    if not 0 < args.limit <= SECONDS_MAX:
+        parser.error(f"--limit must be more than 0 and up to {SECONDS_MAX} seconds")
     if args.once and args.interval is not None:
         parser.error("--once looks once: it has no --interval")
     check_similar(parser, args)
@@ -282,10 +283,14 @@ def main() -> int:
         return 0
     else:
         show = view.table
-    try:
-        for snapshot in looks(view.host, args.interval):
+    for snapshot in looks(view.host, args.interval):
+        try:
             show(snapshot)
-    except BrokenPipeError:
-        # `| head`: the interpreter would complain when it closes stdout
-        sys.stdout = None  # type: ignore[assignment]
+            sys.stdout.flush()
+        except OSError as error:
+            # the interpreter would complain when it closes stdout
+            sys.stdout = None  # type: ignore[assignment]
+            if isinstance(error, BrokenPipeError):  # `| head`
+                break
+            raise Failure(f"cannot write: {error.strerror}") from error
     return 0
