@@ -2376,45 +2376,6 @@ static void test_collided(gconstpointer data)
     scene_end(&s);
 }
 
-/*
- * In a large index tags are equal by chance: that is found out before a huge
- * page is split for it, and what is equal is merged all the same.
- */
-static void test_chance(gconstpointer data)
-{
-    enum { FIRST = 1, OTHER = 1000, SAME = 5000, THIRD = 9000 };
-    static const char zeroes[PAGE];
-    KsmStats stats;
-    Scene s;
-
-    if (!scene_start(&s, KSM_SCOPE_VM, GPOINTER_TO_INT(data), MEM_HUGE)) {
-        return;
-    }
-    s.e->hasher.fn = hash_alike;
-    s.e->hasher.zero = hash_alike(zeroes, s.e->hasher.seed);
-    s.e->scan.many = 0;
-    mem_fill_run(s.m, 0, 512, FIRST, 1);
-    mem_fill_run(s.m, 512, 512, OTHER, 1);
-    util_passes(s.e, 40);
-    stats = util_stats(s.e);
-    g_assert(stats.isolations == 0 && stats.verify_failed == 0);
-    g_assert(stats.pages_shared == 0);
-    /* also with what is in the pool by now */
-    mem_fill_run(s.m, 0, 512, SAME, 1);
-    mem_fill_run(s.m, 512, 512, SAME, 1);
-    for (unsigned i = 0; i < 200 && stats.pages_sharing < 510; i++) {
-        util_passes(s.e, 1);
-        stats = util_stats(s.e);
-    }
-    g_assert(stats.pages_sharing >= 510);
-    mem_fill_run(s.m, 1024, 512, THIRD, 1);
-    util_passes(s.e, 40);
-    g_assert(util_stats(s.e).pages_shared <= stats.pages_shared);
-    g_assert(util_stats(s.e).verify_failed == stats.verify_failed);
-    mem_check(s.m);
-    scene_end(&s);
-}
-
 /* --- time --- */
 
 #define SECOND UINT64_C(1000000000)
@@ -3368,10 +3329,6 @@ int main(int argc, char **argv)
                          GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_collided);
     g_test_add_data_func("/scan/collided/log",
                          GINT_TO_POINTER(KSM_DIRTY_LOG), test_collided);
-    g_test_add_data_func("/scan/chance/pagemap",
-                         GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_chance);
-    g_test_add_data_func("/scan/chance/log",
-                         GINT_TO_POINTER(KSM_DIRTY_LOG), test_chance);
     g_test_add_func("/scan/target", test_target);
     g_test_add_func("/scan/idle", test_idle);
     g_test_add_func("/scan/idle-cost", test_idle_cost);

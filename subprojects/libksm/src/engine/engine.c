@@ -10,7 +10,6 @@
 
 #include "base/prim.h"
 #include "engine/answers.h"
-#include "engine/chance.h"
 #include "engine/discard.h"
 #include "engine/engine.h"
 #include "engine/follow.h"
@@ -266,7 +265,6 @@ static KsmEngine *engine_alloc(const KsmConfig *config)
     e->cfg.group = e->cfg.group_socket = e->cfg.member = NULL;
     config_clamp(&e->cfg);
     e->run = true;
-    e->scan.many = CHANCE_MANY;
     e->uffd = e->uffd_wp = e->kinds.pagemap = e->vmas.maps = -1;
     lock_init(&e->lock);
     e->regions = g_ptr_array_new();

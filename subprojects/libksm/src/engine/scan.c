@@ -9,7 +9,6 @@
 #include "base/tsan.h"
 #include "engine/ages.h"
 #include "engine/broken.h"
-#include "engine/chance.h"
 #include "engine/discard.h"
 #include "engine/loose.h"
 #include "engine/renew.h"
@@ -400,13 +399,14 @@ static void zero_or_unique(KsmEngine *e, KsmRegion *r, size_t page, bool zero)
 static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
                           uint64_t hash64)
 {
-    uint32_t hash;
+    uint32_t again = content_tag_again(r, hash64), hash;
 
     if (engine_zero_only(e)) {
         zero_or_unique(e, r, page, hash64 == e->hasher.zero);
         return;
     }
-    hash = chance_tag(e, r, page, hash64);
+    /* as before: it may have been moved, and not written */
+    hash = r->tag[page] == again ? again : content_tag(r, hash64);
     if (hash64 == e->hasher.zero) {
         if (page_state(r, page) != PAGE_ZEROES) {
             content_leave(&e->content, r, page, PAGE_ZEROES);

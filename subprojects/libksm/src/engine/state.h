@@ -50,7 +50,6 @@ typedef struct KsmScan {
     bool again;             /* something was left for a pass soon */
     bool empty;             /* nothing is populated in the chunk looked at */
     bool hash_all;          /* ... of which all is to be hashed: loose.h */
-    size_t many;            /* contents: tags are not enough, see chance.h */
     unsigned settle;        /* passes until the engine may count as idle */
     uint8_t kinds[CHUNK_PAGES]; /* PM_* of the chunk being visited */
 } KsmScan;
