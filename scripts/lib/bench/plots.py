@@ -193,6 +193,30 @@ def scale(m: Metrics) -> plt.Figure:
     return figure
 
 
+def churn(m: Metrics) -> plt.Figure:
+    """What is saved and mapped over time; last: a new engine's, of the same."""
+    moments = sorted(k[: -len("_maps")] for k in m if k.startswith("at"))
+    moments = [each for each in moments if f"{each}_maps" in m]
+    figure, axes = plt.subplots(figsize=(6, 3.8))
+    right = axes.twinx()
+    for side, name, label, color in (
+        (axes, "saved_mib", "saved, MiB", OURS),
+        (axes, "pool_mib", "of them in the pool, MiB", THEIRS),
+        (right, "maps", "mappings (right)", THIRD),
+    ):
+        at = range(1, len(moments) + 1)
+        side.plot(at, [m[f"{each}_{name}"] for each in moments], color=color)
+        for style, which in (("o", "old"), ("x", "new")):
+            side.plot([len(moments) + 3], [m[f"{which}_{name}"]], style, color=color)
+        axes.plot([], [], color=color, label=label)
+    for each in (axes, right):
+        each.set_ylim(bottom=0)
+    axes.set_xlabel("moments of churn; o: settled, x: by a new engine")
+    axes.set_title("churn: merging for hours", fontsize=10)
+    axes.legend(fontsize=8)
+    return figure
+
+
 def exhaustive(m: Metrics) -> plt.Figure:
     rows = [n for n in ("2", "3", "4") if f"saved_mib_{n}" in m]
     return _bars(
@@ -233,6 +257,7 @@ PLOTS = {
     "balloon": balloon,
     "group": group,
     "scale": scale,
+    "churn": churn,
     "exhaustive": exhaustive,
     "density": density,
 }

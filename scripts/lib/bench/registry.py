@@ -34,6 +34,7 @@ BENCHES: dict[str, Callable[[Session], Metrics]] = {
     "balloon": workers.balloon,
     "group": workers.group,
     "scale": workers.scale,
+    "churn": workers.churn,
     "ask": ask.ask,
     "guests": guests.guests,
     "guest-stall": guests.guest_stall,
@@ -45,3 +46,6 @@ BENCHES: dict[str, Callable[[Session], Metrics]] = {
     "dirty": dirty.dirty,
     "idle": idle.idle,
 }
+
+#: Hours: only when named.
+LONG = {"churn"}

@@ -212,6 +212,19 @@ LAYOUTS: dict[str, list[Layout]] = {
             ],
         )
     ],
+    "churn": [
+        Layout(
+            "in the end",
+            {"old": "after churn", "new": "a new engine"},
+            [
+                Column("saved\nMiB", "{}_saved_mib"),
+                Column("mappings", "{}_maps"),
+                Column("metadata\nMiB", "{}_metadata_mib"),
+                Column("resident\nMiB", "{}_pss_mib"),
+                Column("engine\nCPU, s", "{}_cpu_s"),
+            ],
+        ),
+    ],
     "scale": [
         Layout(
             "GiB, source",
@@ -458,7 +471,7 @@ LAYOUTS: dict[str, list[Layout]] = {
 
 #: benches that plots.py draws; the page shows these plots
 PLOTTED = (
-    "ksmpages rescan smart-scan fork stall unit images balloon group scale "
+    "ksmpages rescan smart-scan fork stall unit images balloon group scale churn "
     "exhaustive density"
 ).split()
 

@@ -285,6 +285,15 @@ def scale(s: Session) -> Metrics:
     return out
 
 
+def churn(s: Session) -> Metrics:
+    """Memory written, freed and merged for two hours, then by a new engine."""
+    sizes = {"mib": 64, "minutes": 2, "per_second": 250} if s.quick else {}
+    out = s.worker("churn", **sizes)
+    for name in ("saved_mib", "maps", "metadata_mib", "pss_mib"):
+        out[f"{name}_old_by_new"] = out[f"old_{name}"] / out[f"new_{name}"]
+    return out
+
+
 BALLOON_POLICIES = ("plain", "eager", "lazy", "auto")
 
 

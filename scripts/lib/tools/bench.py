@@ -21,7 +21,7 @@ from rich.table import Table
 
 from bench import tables
 from bench.harness import BenchError, Metrics, Options, Session, build
-from bench.registry import BENCHES
+from bench.registry import BENCHES, LONG
 from host import ksmsys
 from host.exits import WrongUse
 from host.outfile import check_file, write_file
@@ -76,7 +76,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help=f"Of {', '.join(BENCHES)}; without one, all are run.",
+            help=f"Of {', '.join(BENCHES)}; without one, all are run but "
+            f"{', '.join(LONG)}, which takes hours.",
             show_default=False,
         ),
     ] = None,
@@ -153,7 +154,7 @@ def bench(
         options = Options(image or [], limit, memory, against)
         session = Session(quick, options, progress)
         data = {"host": host() | {"quick": quick}, "benches": results}
-        for name in names or BENCHES:
+        for name in names or [each for each in BENCHES if each not in LONG]:
             try:
                 results[name] = BENCHES[name](session)
             except ksmsys.KsmUnavailable as error:
