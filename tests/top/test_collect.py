@@ -278,6 +278,19 @@ def test_nothing_to_reach(start: Start, host: Host) -> None:
     assert guest.resident and guest.saved.kernel == 0
 
 
+def test_note_for_ordinary_users(
+    start: Start, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chardev = ("-chardev", "socket,id=m,fd=5,server=on", "-mon", "m,mode=control")
+    start(name(), "none", *chardev, path="-")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    look(host)
+    assert not host.notes
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    look(host)
+    assert "by root only" in host.notes[0]
+
+
 def test_libvirts_own(start: Start, host: Host) -> None:
     """Not asked through libvirt unless we are told to."""
     one = name()

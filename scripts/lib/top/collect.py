@@ -22,6 +22,8 @@ from top.subject import Subject
 
 #: For a thread that has its answer in time to hand it over.
 SLACK = 0.3
+#: States of guests that root may be able to ask.
+NOT_REACHED = ("unseen", "refused")
 
 
 @dataclass
@@ -179,6 +181,8 @@ class Host:
             for subject, guest in zip(subjects, guests, strict=True)
             if guest.state == "silent"
         }
+        if os.geteuid() and any(each.state in NOT_REACHED for each in guests):
+            self.notes.append("guests of other users can be asked by root only")
         found = [
             self._pool(path, there, answers.get(("pool", path)))
             for path, there in pools.items()
