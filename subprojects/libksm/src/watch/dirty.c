@@ -33,9 +33,29 @@
 #include "watch/dirty.h"
 
 #define HOT_MAX 3   /* log2 of the passes a hot chunk is left alone */
+/*
+ * ... and how long, if a part of it is not: were passes rare, all of that would
+ * have been written some time between two looks.
+ */
+#define HOT_NS  UINT64_C(8000000000)
+#define BUSY_MIN    16u     /* chunks of which a part was written */
+#define BUSY_SHARE  4u      /* ... and which part of all */
 #define REACH_MAX   8192u                   /* groups */
 #define REACH_NS    UINT64_C(1000000)       /* longer: fewer at once ... */
 #define REACH_MORE_NS (REACH_NS / 4)        /* less: more */
+
+void dirty_pass(KsmDirty *d, uint64_t ns)
+{
+    d->asked = d->stirred = 0;
+    for (d->hot_max = HOT_MAX; d->hot_max && ns << d->hot_max > HOT_NS;) {
+        d->hot_max--;
+    }
+}
+
+bool dirty_is_busy(const KsmDirty *d)
+{
+    return d->stirred >= BUSY_MIN && d->stirred > d->asked / BUSY_SHARE;
+}
 
 void dirty_init(KsmDirty *d)
 {
@@ -237,6 +257,12 @@ static void page_written(KsmDirty *d, KsmRegion *r, size_t page)
     }
 }
 
+/* Some was written, and what was not may be quiet. */
+static bool is_stirred(const KsmChunk *c)
+{
+    return c->written && c->written <= CHUNK_PAGES / 2;
+}
+
 static void chunk_apply(KsmDirty *d, KsmRegion *r, size_t chunk,
                         const unsigned long *bits)
 {
@@ -246,6 +272,7 @@ static void chunk_apply(KsmDirty *d, KsmRegion *r, size_t chunk,
     for (unsigned w = 0; w < CHUNK_PAGES / 64; w++) {
         any |= bits[w];
     }
+    d->asked++;
     if (!any && !c->written) {
         c->hot = 0;
         return;
@@ -264,7 +291,9 @@ static void chunk_apply(KsmDirty *d, KsmRegion *r, size_t chunk,
             c->flags |= CHUNK_VISIT;
         }
     }
-    c->hot = c->written ? MIN(c->hot + 1, HOT_MAX) : 0;
+    c->hot = c->written ? MIN(c->hot + 1, is_stirred(c) ? d->hot_max : HOT_MAX)
+                        : 0;
+    d->stirred += is_stirred(c);
 }
 
 static void bits_set(unsigned long *bits, size_t from, size_t to)
@@ -487,6 +516,8 @@ static void pagemap_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
         for (size_t i = 0; i < n; i++) {
             chunk_apply(d, r, c + i, d->bitmap + i * CHUNK_PAGES / 64);
             r->chunk[c + i].hot_wait = (1u << r->chunk[c + i].hot) - 1;
+            /* is it quiet by now? */
+            d->again |= r->chunk[c + i].written && !r->chunk[c + i].hot_wait;
             if (d->huge >> i & 1) {
                 dirty_loosen(d, r, c + i);
             }
