@@ -1664,8 +1664,8 @@ static void test_merge(gconstpointer data)
     g_assert(s.merged == 2048);
     g_assert(s.merged_runs <= 4);
     g_assert(mem_anonymous(p.a, 0, 1024) == 0);
-    g_assert(mem_present(p.a, 0, 1024) == 1024);
-    g_assert(mem_present(p.b, 0, 1024) == 1024);
+    g_assert(mem_present(p.a, 0, 1024) >= 1024 - STILL_FEW);
+    g_assert(mem_present(p.b, 0, 1024) >= 1024 - STILL_FEW);
     g_assert(s.profit > 1000 * 4096 - (int64_t)s.metadata - 65536);
     /* writes are noticed, and nothing else changes */
     for (unsigned i = 0; i < 100; i++) {

@@ -2506,43 +2506,68 @@ static void test_idle(void)
     scene_end(&s);
 }
 
-/* Passes of @seconds each, in which @hot pages of each chunk are written. */
-static void rare_passes(Scene *s, unsigned n, unsigned seconds, unsigned hot)
+/*
+ * Passes of @seconds each, in which 40 pages of each chunk are written: the
+ * same, or others each time.
+ */
+static void rare_passes(Scene *s, unsigned n, unsigned seconds, bool same)
 {
-    static uint64_t unique = 1 << 20;
+    static uint64_t unique = 1 << 20, turn;
 
     while (n--) {
+        unsigned at = same ? 0 : turn++ % 12 * 40;
+
         for (size_t chunk = 0; chunk < PAGES / 512; chunk++) {
-            mem_fill_run(s->m, chunk * 512, hot, unique, 1);
-            unique += hot;
+            mem_fill_run(s->m, chunk * 512 + at, 40, unique, 1);
+            unique += 40;
         }
         clock_ns += seconds * SECOND;
         pass_wait(s->e);
     }
 }
 
+static void all_hot(const Scene *s, unsigned hot)
+{
+    for (size_t chunk = 0; chunk < PAGES / 512; chunk++) {
+        g_assert(s->r->chunk[chunk].hot == hot);
+    }
+}
+
 /*
- * Where passes are rare, a chunk of which a part is hot is not left alone: what
- * changes in the rest, and is quiet again, is merged soon.
+ * A chunk that is hot is left alone for some passes; not for long, where passes
+ * are rare and what is written is quiet in between: that is merged soon.
  */
-static void test_stirred(void)
+static void test_calm(void)
 {
     Scene s;
 
     prim.now_ns = now_as_told;
+    prim.cpu_ns = cpu_still;
     clock_ns = 1000 * SECOND;
     if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
         return;
     }
+    ksm_engine_set_smart_scan(s.e, false);
     mem_fill_run(s.m, 0, PAGES, 1, 1);
-    rare_passes(&s, 20, 20, 100);
+    /* and what the engine waits: up to a second */
+    rare_passes(&s, 24, 0, false);
+    all_hot(&s, 3);
+    /* passes have become rare meanwhile */
+    s.r->chunk[1].hot_wait = 7;
+    rare_passes(&s, 1, 200, true);
+    g_assert(s.r->chunk[1].hot_wait == 0);
+    rare_passes(&s, 24, 20, true);
+    all_hot(&s, 2);
+    rare_passes(&s, 12, 20, false);
+    all_hot(&s, 0);
     g_assert(!util_stats(s.e).pages_sharing);
     for (size_t chunk = 0; chunk < PAGES / 512; chunk++) {
-        mem_fill_run(s.m, chunk * 512 + 100, 412, 7000, 1);
+        mem_fill_run(s.m, chunk * 512, 512, 7000, 1);
     }
-    rare_passes(&s, 6, 20, 100);
-    g_assert(util_stats(s.e).pages_sharing > 300);
+    rare_passes(&s, 5, 20, false);
+    g_assert(util_stats(s.e).pages_sharing > 600);
     prim.now_ns = prim_real.now_ns;
+    prim.cpu_ns = util_cpu_by_call;
     scene_end(&s);
 }
 
@@ -3370,7 +3395,7 @@ int main(int argc, char **argv)
                          GINT_TO_POINTER(KSM_DIRTY_LOG), test_collided);
     g_test_add_func("/scan/target", test_target);
     g_test_add_func("/scan/idle", test_idle);
-    g_test_add_func("/scan/stirred", test_stirred);
+    g_test_add_func("/scan/calm", test_calm);
     g_test_add_func("/scan/idle-cost", test_idle_cost);
     g_test_add_func("/scan/idle-queue-full", test_idle_queue_full);
     g_test_add_func("/scan/kick", test_kick);

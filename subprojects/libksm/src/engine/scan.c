@@ -26,8 +26,6 @@
  * of a core.  A member of a group takes as much between them, for answers.
  */
 #define REST_SHARE      3000u
-/* ... and over memory that is busy and may be quiet in between, 0.33 %. */
-#define REST_SHARE_BUSY 300u
 #define REST_MAX_NS     UINT64_C(30000000000)
 /* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
@@ -782,14 +780,13 @@ static uint64_t pass_rest(const KsmEngine *e)
     const KsmScan *s = &e->scan;
     uint64_t cost = e->total.scan_time - s->scan_time;
     uint64_t worth = (e->total.merged - s->merged) * PAGE_WORTH_NS;
-    unsigned share = dirty_is_busy(&e->dirty) ? REST_SHARE_BUSY : REST_SHARE;
     uint64_t idle = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
 
     if (s->settle || starved_lately(e) || worth > cost) {
         return 0;
     }
-    return MAX(idle, MIN((cost - s->hash_time) * share, REST_MAX_NS));
+    return MAX(idle, MIN((cost - s->hash_time) * REST_SHARE, REST_MAX_NS));
 }
 
 /*

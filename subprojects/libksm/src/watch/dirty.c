@@ -33,28 +33,32 @@
 #include "watch/dirty.h"
 
 #define HOT_MAX 3   /* log2 of the passes a hot chunk is left alone */
+#define HOT_NS  UINT64_C(128000000000)      /* ... and how long */
 /*
- * ... and how long, if a part of it is not: were passes rare, all of that would
- * have been written some time between two looks.
+ * How long, if a part of what was written has been quiet since: were passes
+ * rare, all of it would be written again between two looks.
  */
-#define HOT_NS  UINT64_C(8000000000)
-#define BUSY_MIN    16u     /* chunks of which a part was written */
-#define BUSY_SHARE  4u      /* ... and which part of all */
+#define CALM_NS UINT64_C(9000000000)
+#define CALM_SHARE  16u
 #define REACH_MAX   8192u                   /* groups */
 #define REACH_NS    UINT64_C(1000000)       /* longer: fewer at once ... */
 #define REACH_MORE_NS (REACH_NS / 4)        /* less: more */
 
-void dirty_pass(KsmDirty *d, uint64_t ns)
+/* Of passes @ns apart: log2 of those that take @most. */
+static unsigned passes_in(uint64_t most, uint64_t ns)
 {
-    d->asked = d->stirred = 0;
-    for (d->hot_max = HOT_MAX; d->hot_max && ns << d->hot_max > HOT_NS;) {
-        d->hot_max--;
+    unsigned n = HOT_MAX;
+
+    while (n && ns << n > most) {
+        n--;
     }
+    return n;
 }
 
-bool dirty_is_busy(const KsmDirty *d)
+void dirty_pass(KsmDirty *d, uint64_t ns)
 {
-    return d->stirred >= BUSY_MIN && d->stirred > d->asked / BUSY_SHARE;
+    d->hot_max = passes_in(HOT_NS, ns);
+    d->calm_max = passes_in(CALM_NS, ns);
 }
 
 void dirty_init(KsmDirty *d)
@@ -257,22 +261,16 @@ static void page_written(KsmDirty *d, KsmRegion *r, size_t page)
     }
 }
 
-/* Some was written, and what was not may be quiet. */
-static bool is_stirred(const KsmChunk *c)
-{
-    return c->written && c->written <= CHUNK_PAGES / 2;
-}
-
 static void chunk_apply(KsmDirty *d, KsmRegion *r, size_t chunk,
                         const unsigned long *bits)
 {
     KsmChunk *c = &r->chunk[chunk];
+    unsigned was = c->written, quiet = 0;
     unsigned long any = 0;
 
     for (unsigned w = 0; w < CHUNK_PAGES / 64; w++) {
         any |= bits[w];
     }
-    d->asked++;
     if (!any && !c->written) {
         c->hot = 0;
         return;
@@ -289,11 +287,11 @@ static void chunk_apply(KsmDirty *d, KsmRegion *r, size_t chunk,
         } else if (r->state[page] & PAGE_WRITTEN) {
             page_mark(r, page, false);
             c->flags |= CHUNK_VISIT;
+            quiet++;
         }
     }
-    c->hot = c->written ? MIN(c->hot + 1, is_stirred(c) ? d->hot_max : HOT_MAX)
-                        : 0;
-    d->stirred += is_stirred(c);
+    c->hot = c->written ? MIN(c->hot + 1, quiet * CALM_SHARE < was
+                                          ? d->hot_max : d->calm_max) : 0;
 }
 
 static void bits_set(unsigned long *bits, size_t from, size_t to)
@@ -472,14 +470,16 @@ static bool is_watched(const KsmChunk *c)
 }
 
 /* Should this chunk be asked about in this pass?  Counts the pass. */
-static bool chunk_due(KsmChunk *c, bool *again)
+static bool chunk_due(KsmDirty *d, KsmChunk *c)
 {
     if (!is_watched(c)) {
         return false;
     }
+    /* passes may be rarer than they were */
+    c->hot_wait = MIN(c->hot_wait, (1u << d->hot_max) - 1);
     if (c->hot_wait) {
         c->hot_wait--;
-        *again = true;
+        d->again = true;
         return false;
     }
     return true;
@@ -495,7 +495,7 @@ static void pagemap_sync(KsmDirty *d, KsmRegion *r, size_t chunk, size_t end)
         int ret;
 
         n = 1;
-        if (!chunk_due(&r->chunk[c], &d->again)) {
+        if (!chunk_due(d, &r->chunk[c])) {
             continue;
         }
         while (c + n < end && is_watched(&r->chunk[c + n]) &&

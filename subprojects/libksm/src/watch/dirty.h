@@ -30,8 +30,8 @@ typedef struct KsmDirty {
     unsigned long *bitmap;  /* of a piece */
     size_t reach;           /* groups without anything known: asked at once */
     bool again;             /* set: some chunks were put off to a later pass */
-    size_t asked, stirred;  /* in this pass: chunks, written in part */
-    unsigned hot_max;       /* log2 of passes that such a one is left alone */
+    unsigned hot_max;       /* log2 of passes that a hot chunk is left alone */
+    unsigned calm_max;      /* ... if a part of what was written is quiet */
     uint64_t huge;          /* chunks of a piece that are new huge pages */
 } KsmDirty;
 
@@ -59,9 +59,6 @@ int dirty_pause(KsmDirty *d, KsmRegion *r);
 
 /* A pass begins, @ns after the last one did. */
 void dirty_pass(KsmDirty *d, uint64_t ns);
-
-/* Is a good part of memory written now and then, and quiet in between? */
-bool dirty_is_busy(const KsmDirty *d);
 
 /*
  * Asks about a group of chunks that begins at @chunk, or about many of which
