@@ -174,28 +174,26 @@ static uint64_t saved_now(Churn *c)
     return stats.pages_sharing + stats.zero_pages;
 }
 
+static void tell_one(const char *when, const char *name, double value)
+{
+    g_autofree char *full = g_strdup_printf("%s_%s", when, name);
+
+    bench_metric(g_strdelimit(full, "-", '_'), value);
+}
+
 static void tell(Churn *c, const char *when)
 {
     KsmStats stats;
     uint64_t maps, pss;
-    const struct {
-        const char *name;
-        double value;
-    } *f, figures[] = {
-        { "saved_mib", saved_now(c) / 256.0 },
-        { "maps", (process_ask(&maps, &pss), maps) },
-        { "pss_mib", pss / 1048576.0 },
-        { "metadata_mib", (ksm_engine_get_stats(c->engine, &stats),
-                           stats.metadata / 1048576.0) },
-        { "pool_mib", stats.pages_shared / 256.0 },
-        { "cpu_s", (stats.scan_time + stats.merge_time) / 1e9 },
-    };
 
-    for (f = figures; f < figures + G_N_ELEMENTS(figures); f++) {
-        g_autofree char *name = g_strdup_printf("%s_%s", when, f->name);
-
-        bench_metric(name, f->value);
-    }
+    process_ask(&maps, &pss);
+    ksm_engine_get_stats(c->engine, &stats);
+    tell_one(when, "saved_mib", saved_now(c) / 256.0);
+    tell_one(when, "maps", maps);
+    tell_one(when, "pss_mib", pss / 1048576.0);
+    tell_one(when, "metadata_mib", stats.metadata / 1048576.0);
+    tell_one(when, "pool_mib", stats.pages_shared / 256.0);
+    tell_one(when, "cpu_s", (stats.scan_time + stats.merge_time) / 1e9);
 }
 
 /* Pages that are not merged, by reason. */
@@ -205,12 +203,10 @@ static void tell_reasons(Churn *c, const char *when)
 
     ksm_engine_get_stats(c->engine, &stats);
     for (unsigned i = 0; i < KSM_REASON_MAX; i++) {
-        g_autofree char *name = g_strdup_printf("%s_%s_mib", when,
-                                                ksm_reason_name(i));
+        g_autofree char *name = g_strconcat(ksm_reason_name(i), "_mib", NULL);
 
         if (stats.reasons[i]) {
-            bench_metric(g_strdelimit(name, "-", '_'),
-                         stats.reasons[i] / 256.0);
+            tell_one(when, name, stats.reasons[i] / 256.0);
         }
     }
 }
@@ -296,6 +292,17 @@ static void churn(Churn *c, uint64_t minutes, uint64_t moments)
     bench_metric("churned_mib", c->written / 256.0);
 }
 
+/* What comes of it when all is quiet, and whether all is as it was written. */
+static void finish(Churn *c, const char *when)
+{
+    settle(c);
+    tell(c, when);
+    tell_reasons(c, when);
+    check_all(c);
+    engine_end(c);
+    check_all(c);
+}
+
 int main(int argc, char **argv)
 {
     Bench b = { argc, argv };
@@ -315,18 +322,8 @@ int main(int argc, char **argv)
     engine_start(&c, max_cpu);
     fill(&c);
     churn(&c, bench_arg(&b, "minutes", 120), bench_arg(&b, "moments", 60));
-    settle(&c);
-    tell(&c, "old");
-    tell_reasons(&c, "old");
-    check_all(&c);
-    engine_end(&c);
-    check_all(&c);
+    finish(&c, "old");
     engine_start(&c, max_cpu);
-    settle(&c);
-    tell(&c, "new");
-    tell_reasons(&c, "new");
-    check_all(&c);
-    engine_end(&c);
-    check_all(&c);
+    finish(&c, "new");
     return 0;
 }

@@ -6,6 +6,7 @@ A metric that is not there leaves its bar out.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import matplotlib
@@ -195,13 +196,12 @@ def scale(m: Metrics) -> plt.Figure:
 
 def churn(m: Metrics) -> plt.Figure:
     """What is saved and mapped over time; last: a new engine's, of the same."""
-    moments = sorted(k[: -len("_maps")] for k in m if k.startswith("at"))
-    moments = [each for each in moments if f"{each}_maps" in m]
+    moments = sorted(k.removesuffix("_maps") for k in m if re.match(r"at\d+_maps", k))
     figure, axes = plt.subplots(figsize=(6, 3.8))
     right = axes.twinx()
     for side, name, label, color in (
         (axes, "saved_mib", "saved, MiB", OURS),
-        (axes, "pool_mib", "of them in the pool, MiB", THEIRS),
+        (axes, "pool_mib", "pool, MiB", THEIRS),
         (right, "maps", "mappings (right)", THIRD),
     ):
         at = range(1, len(moments) + 1)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from host.exits import Failure, WrongUse
@@ -10,7 +11,7 @@ from host.exits import Failure, WrongUse
 
 def check_file(path: Path) -> None:
     """WrongUse if it cannot be written; leaves it as it was."""
-    existed = path.exists()
+    existed = os.path.lexists(path)
     try:
         path.open("a").close()
         if not existed:

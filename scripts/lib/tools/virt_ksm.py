@@ -220,11 +220,9 @@ def group_warnings(group: str, method: str) -> list[str]:
 
 def host_warnings(tunables: dict[str, Any]) -> list[str]:
     """For a domain on this host: will the kernel do its part?"""
-    if tunables["scope"] not in (None, "host"):
+    if tunables["scope"] not in (None, "host") or (POOLS / "host.sock").exists():
         if not os.path.exists("/dev/userfaultfd"):
-            return ["scopes other than host need /dev/userfaultfd, which is absent"]
-        return []
-    if (POOLS / "host.sock").exists():
+            return ["merging by QEMU needs /dev/userfaultfd, which is absent"]
         return []
     try:
         run = Path("/sys/kernel/mm/ksm/run").read_text().strip()

@@ -18,8 +18,8 @@
 
 /*
  * Pages that may have been on their way while those around them were merged: a
- * page alone is not worth it afterwards.  And the kernel may unmap a page of the
- * pool that it thinks of reclaiming.
+ * page alone is not worth it afterwards.  Or, while they were mapped: what the
+ * kernel maps around a fault leaves out pages that are locked.
  */
 #define STILL_FEW   8u
 

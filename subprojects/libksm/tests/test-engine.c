@@ -1660,10 +1660,11 @@ static void test_merge(gconstpointer data)
     util_passes(p.e, 4);
     s = util_stats(p.e);
     g_assert(s.dirty == dirty);
-    g_assert(s.pages_shared == 1024 && s.pages_sharing == 1024);
-    g_assert(s.merged == 2048);
-    g_assert(s.merged_runs <= 4);
-    g_assert(mem_anonymous(p.a, 0, 1024) == 0);
+    g_assert(s.pages_shared >= 1024 - STILL_FEW);
+    g_assert(s.pages_sharing >= 1024 - STILL_FEW);
+    g_assert(s.merged >= 2048 - 2 * STILL_FEW);
+    g_assert(s.merged_runs <= 4 + 2 * STILL_FEW);
+    g_assert(mem_anonymous(p.a, 0, 1024) <= STILL_FEW);
     g_assert(mem_present(p.a, 0, 1024) >= 1024 - STILL_FEW);
     g_assert(mem_present(p.b, 0, 1024) >= 1024 - STILL_FEW);
     g_assert(s.profit > 1000 * 4096 - (int64_t)s.metadata - 65536);

@@ -2459,19 +2459,35 @@ static uint64_t pass_wait(KsmEngine *e)
     return wait;
 }
 
+/* Each page has content of its own, and time stands still but for waits. */
+static bool timeless_start(Scene *s)
+{
+    prim.now_ns = now_as_told;
+    prim.cpu_ns = cpu_still;
+    clock_ns = 1000 * SECOND;
+    if (!scene_start(s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return false;
+    }
+    mem_fill_run(s->m, 0, PAGES, 1, 1);
+    return true;
+}
+
+static void timeless_end(Scene *s)
+{
+    prim.now_ns = prim_real.now_ns;
+    prim.cpu_ns = util_cpu_by_call;
+    scene_end(s);
+}
+
 /* Without changes passes become rarer; with some, one a second at least. */
 static void test_idle(void)
 {
     uint64_t wait, scanned, before = 0;
     Scene s;
 
-    prim.now_ns = now_as_told;
-    prim.cpu_ns = cpu_still;
-    clock_ns = 1000 * SECOND;
-    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+    if (!timeless_start(&s)) {
         return;
     }
-    mem_fill_run(s.m, 0, PAGES, 1, 1);
     for (unsigned i = 0; i < 20; i++) {
         wait = pass_wait(s.e);
         g_assert(wait >= SECOND / 50);
@@ -2501,9 +2517,7 @@ static void test_idle(void)
         wait = pass_wait(s.e);
     }
     g_assert(wait == 10 * SECOND);
-    prim.now_ns = prim_real.now_ns;
-    prim.cpu_ns = util_cpu_by_call;
-    scene_end(&s);
+    timeless_end(&s);
 }
 
 /*
@@ -2541,14 +2555,10 @@ static void test_calm(void)
 {
     Scene s;
 
-    prim.now_ns = now_as_told;
-    prim.cpu_ns = cpu_still;
-    clock_ns = 1000 * SECOND;
-    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+    if (!timeless_start(&s)) {
         return;
     }
     ksm_engine_set_smart_scan(s.e, false);
-    mem_fill_run(s.m, 0, PAGES, 1, 1);
     /* and what the engine waits: up to a second */
     rare_passes(&s, 24, 0, false);
     all_hot(&s, 3);
@@ -2566,9 +2576,7 @@ static void test_calm(void)
     }
     rare_passes(&s, 5, 20, false);
     g_assert(util_stats(s.e).pages_sharing > 600);
-    prim.now_ns = prim_real.now_ns;
-    prim.cpu_ns = util_cpu_by_call;
-    scene_end(&s);
+    timeless_end(&s);
 }
 
 /* Fruitless CPU time is paid for by waiting, up to 30 s. */
