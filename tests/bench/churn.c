@@ -23,8 +23,8 @@
 #define WORDS       (KSM_PAGE_SIZE / sizeof(uint64_t))
 #define RUN_MAX     256u        /* pages; short ones are more often */
 #define FILE_SHARE  4u          /* part of memory that the files would take */
-#define QUIET_S     150u        /* nothing more is saved for so long: settled */
-#define SETTLE_S    1200u       /* ... at most */
+#define QUIET_S     300u        /* nothing more is saved for so long: settled */
+#define SETTLE_S    2400u       /* ... at most */
 
 /* A page is its words, made from @id; the first is @stamp.  0, 0: zeroes. */
 typedef struct Page {

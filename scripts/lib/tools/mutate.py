@@ -73,7 +73,7 @@ class Test:
 
 #: In the order in which they are tried: fast ones, and those that kill.
 TESTS: tuple[Test, ...] = (
-    Test("budget", files=("pace.c",)),
+    Test("budget", files=("pace.c", "rhythm.c")),
     Test("index", files=("index.c",)),
     Test("vmas", files=("vmas.c",)),
     Test("memcg", files=("memcg.c", "cgroup.c")),

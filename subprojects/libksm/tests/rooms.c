@@ -425,7 +425,7 @@ static void region_sync(Rooms *f, KsmRegion *r)
         dirty_resume(&f->dirty, r);
     }
     for (size_t i = 0; i < r->n_chunks;) {
-        i = dirty_sync(&f->dirty, r, i, f->passes);
+        i = dirty_sync(&f->dirty, r, i, f->passes % CHECK_PASSES == 0);
     }
 }
 

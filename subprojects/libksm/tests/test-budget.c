@@ -7,6 +7,11 @@
 
 #include "base/prim.h"
 #include "engine/pace.h"
+#include "engine/rhythm.h"
+#include "watch/dirty.h"
+
+#define S   UINT64_C(1000000000)
+#define MS  UINT64_C(1000000)
 
 static uint64_t cpu;
 
@@ -56,6 +61,90 @@ static void test_spread(void)
     g_assert(budget_spread(s, s / 4, 0, 0) == s * 3 / 4);
 }
 
+/* A pass every @gap ns from @start on, @n of them: how many look. */
+static unsigned checks(KsmRhythm *m, uint64_t start, uint64_t gap, unsigned n)
+{
+    unsigned found = 0;
+
+    for (unsigned pass = 1; pass <= n; pass++) {
+        PassYield yield = { .cost = MS };
+
+        rhythm_begin(m, pass, start + pass * gap, gap);
+        found += m->check;
+        rhythm_end(m, &yield);
+    }
+    return found;
+}
+
+/* Merged pages are looked at each CHECK_PASSES, or by the clock. */
+static void test_rhythm_check(void)
+{
+    PassYield dear = { .cost = 14 * MS, .hash = 13 * MS };
+    KsmRhythm m = { 0 };
+
+    g_assert(checks(&m, 1000 * S, S, 40) == 40 / CHECK_PASSES);
+    g_assert(m.looks == 1);
+    g_assert(checks(&m, 2000 * S, CALM_NS - 1, 40) == 40 / CHECK_PASSES);
+    /* 36 s apart, as four looks of 8 s */
+    g_assert(m.looks == 4);
+    g_assert(checks(&m, 3000 * S, CALM_NS, 40) == 40);
+    g_assert(m.looks == 1);
+    g_assert(checks(&m, 4000 * S, 30 * S, 40) == 40);
+    g_assert(m.looks == 3);
+    /* one that took 14 ms is enough for 42 s, or for CHECK_PASSES */
+    rhythm_end(&m, &dear);
+    rhythm_begin(&m, 41, 5200 * S + 42 * S - 1, 30 * S);
+    g_assert(!m.check);
+    rhythm_begin(&m, 42, 5200 * S + 42 * S, 30 * S);
+    g_assert(m.check && m.looks == 5);
+    rhythm_end(&m, &dear);
+    rhythm_begin(&m, 44, 5200 * S + 43 * S, S);
+    g_assert(m.check && m.looks == 1);
+    /* nobody was there for a day */
+    rhythm_begin(&m, 45, 100000 * S, S);
+    g_assert(!m.check);
+    rhythm_begin(&m, 46, 100000 * S + 9 * S, 9 * S);
+    g_assert(m.check && m.looks == 32);
+}
+
+static uint64_t rest_after(KsmRhythm *m, uint64_t cost, uint64_t worth)
+{
+    PassYield yield = { .cost = cost, .worth = worth };
+
+    return rhythm_end(m, &yield);
+}
+
+/* A rest is 3000 times what the pass took, or what is left of it by gains. */
+static void test_rhythm_rest(void)
+{
+    PassYield hashed = { .cost = 3 * MS, .hash = 2 * MS };
+    PassYield goes_on = { .cost = 3 * MS, .hash = MS, .go_on = true };
+    KsmRhythm m = { 0 };
+
+    g_assert(rest_after(&m, 0, 0) == 1);
+    g_assert(rest_after(&m, MS, 0) == 3 * S);
+    g_assert(rhythm_end(&m, &hashed) == 3 * S);
+    g_assert(rest_after(&m, 40 * MS, 0) == 30 * S);
+    /* what it was worth is what it took */
+    g_assert_cmpint(rest_after(&m, 2 * MS, 2 * MS) / MS, ==, 3000);
+    /* it paid, and the rest after the next one is the shorter for it */
+    g_assert(rest_after(&m, MS, 8 * MS) == 0);
+    g_assert(m.spent == MS && m.gained == 8 * MS);
+    g_assert_cmpint(rest_after(&m, MS, 0) / MS, ==, 600);
+    /* once */
+    g_assert(rest_after(&m, MS, 0) == 3 * S);
+    /* no rest now is a longer one later, unless something comes of it */
+    g_assert(rhythm_end(&m, &goes_on) == 0);
+    g_assert(m.owed == 2 * MS && m.spent == 3 * MS);
+    g_assert(rest_after(&m, MS, 0) == 9 * S);
+    g_assert(rhythm_end(&m, &goes_on) == 0);
+    g_assert(rest_after(&m, MS, MS + 1) == 0);
+    g_assert(m.owed == 0);
+    g_assert_cmpint((rest_after(&m, MS, 0) + 500) / MS, ==, 2500);
+    /* a gain shortens a long rest, too, but not below what is usual */
+    g_assert(rest_after(&m, 40 * MS, 40 * MS) == 30 * S);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -63,5 +152,7 @@ int main(int argc, char **argv)
     g_test_add_func("/budget/share", test_share);
     g_test_add_func("/budget/limit", test_limit);
     g_test_add_func("/budget/spread", test_spread);
+    g_test_add_func("/rhythm/check", test_rhythm_check);
+    g_test_add_func("/rhythm/rest", test_rhythm_rest);
     return g_test_run();
 }

@@ -703,6 +703,39 @@ static void test_broken_equal(gconstpointer data)
     scene_end(&s);
 }
 
+/* What was restored was quiet before: it is merged in the next pass. */
+static void test_broken_soon(gconstpointer data)
+{
+    Scene s;
+
+    if (!scene_merged(&s, GPOINTER_TO_INT(data))) {
+        return;
+    }
+    /* zeroes are saved already */
+    mem_fill_run(s.m, 300, 16, 0, 0);
+    for (unsigned i = 0; s.r->count[PAGE_GIVEN] == 0; i++) {
+        g_assert(i < 12 * CHECK_PASSES);
+        util_passes(s.e, 1);
+    }
+    g_assert(!s.e->scan.restored);
+    mem_fill_run(s.m, 64, 16, 65, 1);
+    for (unsigned i = 0; s.r->count[PAGE_NEW] == 0; i++) {
+        g_assert(i < 12 * CHECK_PASSES);
+        util_passes(s.e, 1);
+    }
+    g_assert(s.e->scan.restored);
+    g_assert(util_stats(s.e).pages_sharing == 1024 - 32);
+    /* one of them is written */
+    mem_fill(s.m, 64, 99999);
+    util_passes(s.e, 1);
+    g_assert(!s.e->scan.restored);
+    g_assert(util_stats(s.e).pages_sharing == 1024 - 32 + 15);
+    g_assert(s.r->count[PAGE_NEW] == 1);
+    g_assert(util_stats(s.e).zero_pages == 16);
+    mem_check(s.m);
+    scene_end(&s);
+}
+
 /* Equal to nothing but each other, or to a page that was never merged. */
 static void test_broken_among(gconstpointer data)
 {
@@ -1174,7 +1207,8 @@ static void test_broken_time(void)
         return;
     }
     memset(s.e->scan.kinds, PM_PRESENT, sizeof(s.e->scan.kinds));
-    s.e->scan.pass = 4 * CHECK_PASSES;
+    s.e->scan.rhythm.check = true;
+    s.e->scan.rhythm.looks = 1;
     s.r->chunk[0].calm = 2;
     s.r->chunk[0].restored = 2;
     scan = s.e->total.scan_time;
@@ -1191,7 +1225,7 @@ static void test_broken_time(void)
     /* and nothing in other passes */
     scan = s.e->total.scan_time;
     merge = s.e->total.merge_time;
-    s.e->scan.pass++;
+    s.e->scan.rhythm.check = false;
     broken_look(s.e, s.r, 0);
     g_assert(s.e->total.scan_time == scan && s.e->total.merge_time == merge);
     g_assert(s.r->chunk[0].calm == 4);
@@ -2579,6 +2613,45 @@ static void test_calm(void)
     timeless_end(&s);
 }
 
+/*
+ * Where passes are rare, merged pages are looked at in each of them, and looks
+ * count by the time between them: what is written again as soon as it is merged
+ * is let wait as long as if they came often.
+ */
+static void test_broken_rare(void)
+{
+    unsigned rounds = 0, most = 0;
+    Scene s;
+
+    if (!timeless_start(&s)) {
+        return;
+    }
+    mem_fill_run(s.m, 1024, 1024, 1, 1);
+    for (unsigned i = 0; i < 20; i++) {
+        pass_wait(s.e);
+    }
+    g_assert(util_stats(s.e).pages_sharing == 1024);
+    remaps = 0;
+    prim.remap = count_remap;
+    for (unsigned i = 0; i < 200; i++) {
+        if (util_stats(s.e).pages_sharing == 1024) {
+            mem_fill_run(s.m, 64, 16, 65, 1);
+            rounds++;
+        }
+        clock_ns += 30 * SECOND;
+        pass_wait(s.e);
+        most = MAX(most, s.r->chunk[0].restored);
+        /* found, found quiet and restored, merged: three passes */
+        g_assert(i != 2 || util_stats(s.e).pages_sharing == 1024);
+    }
+    prim.remap = prim_real.remap;
+    g_test_message("%u rounds, restored %u times", rounds, remaps);
+    g_assert(most == 5);
+    /* 256 s apart in the end: 32 looks of 8 s */
+    g_assert(remaps >= 15 && remaps <= 35);
+    timeless_end(&s);
+}
+
 /* Fruitless CPU time is paid for by waiting, up to 30 s. */
 static uint64_t cpu_step, cpu_sum;
 
@@ -3340,6 +3413,10 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/back", test_back);
     g_test_add_func("/scan/back/written", test_back_written);
     add_sources("/scan/broken/equal", test_broken_equal);
+    g_test_add_data_func("/scan/broken/soon/pagemap",
+                         GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_broken_soon);
+    g_test_add_data_func("/scan/broken/soon/log",
+                         GINT_TO_POINTER(KSM_DIRTY_LOG), test_broken_soon);
     add_sources("/scan/broken/among", test_broken_among);
     add_sources("/scan/broken/zeroes", test_broken_zeroes);
     add_sources("/scan/broken/churn", test_broken_churn);
@@ -3358,6 +3435,7 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/broken/pays", test_broken_pays);
     g_test_add_func("/scan/broken/run", test_broken_run);
     g_test_add_func("/scan/broken/backoff", test_broken_backoff);
+    g_test_add_func("/scan/broken/rare", test_broken_rare);
     g_test_add_func("/scan/broken/time", test_broken_time);
     add_sources("/scan/rest", test_rest);
     add_sources("/scan/rest-midway", test_rest_midway);

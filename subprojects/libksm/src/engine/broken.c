@@ -95,6 +95,14 @@ static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
     }
     t = prim.cpu_ns() - t;
     cost_average(&e->costs.restore_ns, t - MIN(t, n * RESTORE_PAGE_NS));
+    /*
+     * Quiet for two looks, and still, as far as is known: the next pass merges
+     * it.  (A whole chunk may be a huge page, and is not to be protected.)
+     */
+    if (n < CHUNK_PAGES) {
+        dirty_settle(&e->dirty, r, page, n);
+    }
+    e->scan.restored |= page_state(r, page) == PAGE_NEW;
     return true;
 }
 
@@ -122,13 +130,14 @@ static bool chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
 void broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
+    unsigned soonest = (QUIET_LOOKS + 1) * e->scan.rhythm.looks;
     uint64_t cpu = prim.cpu_ns();
 
-    if (!c->broken || e->scan.pass % CHECK_PASSES) {
+    if (!c->broken || !e->scan.rhythm.check) {
         return;
     }
     pages_look(e, r, chunk);
-    c->calm = MIN(c->calm + 1, 255);
+    c->calm = MIN(c->calm + e->scan.rhythm.looks, 255);
     e->total.scan_time += prim.cpu_ns() - cpu;
     if (!r->ops || !r->ops->busy || e->uffd_wp < 0 ||
         c->calm < 1u << c->restored) {
@@ -136,11 +145,11 @@ void broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
     cpu = prim.cpu_ns();
     if (chunk_restore(e, r, chunk)) {
-        c->restored = c->calm < 4u << c->restored
+        c->restored = c->calm < MAX(4u << c->restored, soonest)
                       ? MIN(c->restored + 1, BACKOFF_MAX)
                       : c->restored - (c->restored > 0);
         c->calm = 0;
-        e->scan.again = true;   /* to be merged when it has been quiet */
+        e->scan.again = true;   /* to be merged */
     }
     e->total.merge_time += prim.cpu_ns() - cpu;
 }

@@ -6,8 +6,8 @@
  * A page that was copied on write stays in its mapping of the pool, where it
  * can be neither moved nor given back.  Once it is quiet and equal to something
  * again, or zeroes, its part of the mapping is restored to anonymous memory,
- * and merged as any other.  It is looked at every CHECK_PASSES.  No source
- * tracks writes to mappings of the pool: a page is quiet if two looks find the
+ * and merged as any other.  When it is looked at: rhythm.h.  No source tracks
+ * writes to mappings of the pool: a page is quiet if two looks find the
  * same hash (a log, where there is one, makes them begin anew).  After that,
  * looks become rare.
  *
@@ -16,7 +16,7 @@
  * one that a discard does not end.
  *
  * If restored pages are written again, their chunk waits, twice as long each
- * time.
+ * time, up to 32 looks, or four minutes.
  */
 #ifndef KSM_BROKEN_H
 #define KSM_BROKEN_H

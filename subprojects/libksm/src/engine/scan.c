@@ -20,13 +20,6 @@
 #define IDLE_MIN_NS     UINT64_C(100000000)
 #define IDLE_SOON_NS    UINT64_C(1000000000)
 #define IDLE_MAX_NS     UINT64_C(10000000000)
-/*
- * After a pass that did not pay for itself, rest this many times its CPU time,
- * excluding hashing, which is done once: passes over idle memory cost 0.033 %
- * of a core.  A member of a group takes as much between them, for answers.
- */
-#define REST_SHARE      3000u
-#define REST_MAX_NS     UINT64_C(30000000000)
 /* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
 /*
@@ -759,10 +752,12 @@ static void pass_start(KsmEngine *e)
 
     s->pass++;
     dirty_pass(&e->dirty, now - s->started);
+    rhythm_begin(&s->rhythm, s->pass, now, now - s->started);
     s->started = now;
     s->active = false;
     s->scan_time = e->total.scan_time;
     s->hash_time = 0;
+    s->restored = false;
     s->again = false;
     s->visited = 0;
     cut_pass(&e->cut);
@@ -775,18 +770,20 @@ static void pass_start(KsmEngine *e)
 }
 
 /* How long to be idle after a pass; 0: it was worth its while. */
-static uint64_t pass_rest(const KsmEngine *e)
+static uint64_t pass_rest(KsmEngine *e)
 {
-    const KsmScan *s = &e->scan;
-    uint64_t cost = e->total.scan_time - s->scan_time;
-    uint64_t worth = (e->total.merged - s->merged) * PAGE_WORTH_NS;
+    KsmScan *s = &e->scan;
+    PassYield yield = {
+        .cost = e->total.scan_time - s->scan_time,
+        .hash = s->hash_time,
+        .worth = (e->total.merged - s->merged) * PAGE_WORTH_NS,
+        .go_on = s->settle || starved_lately(e) || s->restored,
+    };
+    uint64_t rest = rhythm_end(&s->rhythm, &yield);
     uint64_t idle = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
 
-    if (s->settle || starved_lately(e) || worth > cost) {
-        return 0;
-    }
-    return MAX(idle, MIN((cost - s->hash_time) * REST_SHARE, REST_MAX_NS));
+    return rest ? MAX(idle, rest) : 0;
 }
 
 /*
@@ -869,7 +866,7 @@ static void step_sync(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
     uint64_t cpu = prim.cpu_ns();
-    size_t end = dirty_sync(&e->dirty, s->region, s->chunk, s->pass);
+    size_t end = dirty_sync(&e->dirty, s->region, s->chunk, s->rhythm.check);
 
     s->again |= e->dirty.again;
     e->dirty.again = false;

@@ -13,6 +13,7 @@
 #include "base/kinds.h"
 #include "base/lock.h"
 #include "engine/pace.h"
+#include "engine/rhythm.h"
 #include "memory/directory.h"
 #include "merge/merge.h"
 #include "merge/restore.h"
@@ -43,6 +44,8 @@ typedef struct KsmScan {
     uint64_t scan_time;     /* totals when this pass began */
     uint64_t merged;
     uint64_t hash_time;     /* of this pass, part of scan_time */
+    bool restored;          /* ... in this pass, for the next one to merge */
+    KsmRhythm rhythm;
     uint64_t visited;       /* chunks of this pass behind us */
     uint32_t ripe[RIPE_MAX];    /* ids of first pages: chunks to merge */
     unsigned n_ripe;

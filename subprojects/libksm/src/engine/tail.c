@@ -227,7 +227,7 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
             c->tail_tries = 0;
         }
         if (c->flags & CHUNK_TAIL) {
-            /* the books may be old: page tables are asked each CHECK_PASSES */
+            /* the books may be old: not each pass asks page tables */
             if (seems_vain(e, c) && !chunk_has_merged(e, r, i)) {
                 chunk_take(e, r, i, e->tail.eager ? 1 : chunk_rest(c));
             }

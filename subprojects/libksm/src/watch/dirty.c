@@ -34,11 +34,6 @@
 
 #define HOT_MAX 3   /* log2 of the passes a hot chunk is left alone */
 #define HOT_NS  UINT64_C(128000000000)      /* ... and how long */
-/*
- * How long, if a part of what was written has been quiet since: were passes
- * rare, all of it would be written again between two looks.
- */
-#define CALM_NS UINT64_C(9000000000)
 #define CALM_SHARE  16u
 #define REACH_MAX   8192u                   /* groups */
 #define REACH_NS    UINT64_C(1000000)       /* longer: fewer at once ... */
@@ -741,14 +736,13 @@ static size_t reach(const KsmDirty *d, const KsmRegion *r, size_t chunk)
     return MIN((g + MAX(n, 1)) * GROUP_CHUNKS, r->n_chunks);
 }
 
-size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, uint64_t pass)
+size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, bool look)
 {
     size_t end = populated(d, r, chunk, reach(d, r, chunk));
 
     for (size_t c = chunk; c < end; c += GROUP_CHUNKS) {
         if (r->group[c / GROUP_CHUNKS].known || r->dirty == KSM_DIRTY_LOG) {
-            group_sync(d, r, c, MIN(c + GROUP_CHUNKS, end),
-                       pass % CHECK_PASSES == 0);
+            group_sync(d, r, c, MIN(c + GROUP_CHUNKS, end), look);
         }
     }
     return end;

@@ -18,8 +18,13 @@
 #include "share/content.h"
 
 #define PIECE_PAGES GROUP_PAGES     /* it is asked by 128 MiB */
-/* Passes between looks at merged pages where the source does not tell. */
+/* Passes, at most, between looks at merged pages: no source tells of them. */
 #define CHECK_PASSES 4u
+/*
+ * Passes that are further apart are rare: what is quiet for one of them is
+ * quiet, and to wait for several is to wait for long.
+ */
+#define CALM_NS UINT64_C(9000000000)
 
 typedef struct KsmDirty {
     int uffd;               /* async write-protect, if the kernel has it: */
@@ -62,9 +67,10 @@ void dirty_pass(KsmDirty *d, uint64_t ns);
 
 /*
  * Asks about a group of chunks that begins at @chunk, or about many of which
- * nothing is known, once in a @pass; returns the chunk after them.
+ * nothing is known, once in a pass; returns the chunk after them.  @look: at
+ * merged pages, too, where the source does not tell.
  */
-size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, uint64_t pass);
+size_t dirty_sync(KsmDirty *d, KsmRegion *r, size_t chunk, bool look);
 
 /* Asking about so many chunks took @ns: decides how many are asked about. */
 void dirty_took(KsmDirty *d, size_t chunks, uint64_t ns);

@@ -1,0 +1,49 @@
+/*
+ * rhythm: how long to rest between passes, and what is looked at when
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * After a pass that did not pay for itself the engine rests a multiple of the
+ * CPU time that passes took since the last one that did, excluding hashing,
+ * which is done once: passes over idle memory take 0.033 % of a core.  Where
+ * memory is written all the time, what has gone quiet is written again if it is
+ * not found soon: the more was gained since the last rest, compared with what
+ * that took, the shorter is this one.  So more is spent only where something
+ * comes of it.
+ *
+ * Merged pages that were written are looked at each CHECK_PASSES at least.
+ * Where passes are rare that goes by the clock, too, as long as such passes
+ * take no more than the others; and a look counts as several, if it is so long
+ * after the last one.
+ */
+#ifndef KSM_RHYTHM_H
+#define KSM_RHYTHM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct KsmRhythm {
+    bool check;             /* merged pages are looked at in this pass ... */
+    unsigned looks;         /* ... which counts as so many looks */
+    uint64_t checked;       /* ns; when they were looked at */
+    uint64_t check_rest;    /* ns for which that is enough */
+    uint64_t owed;          /* ns of passes that did not pay */
+    uint64_t spent;         /* ns of all passes since the last rest ... */
+    uint64_t gained;        /* ... and what was merged is worth */
+} KsmRhythm;
+
+/* What a pass took, and what came of it; ns of CPU. */
+typedef struct PassYield {
+    uint64_t cost;
+    uint64_t hash;          /* part of the cost: hashing that is done once */
+    uint64_t worth;         /* what was merged may have cost so much */
+    bool go_on;             /* there is to be no rest, whether it paid or not */
+} PassYield;
+
+/* Number @pass begins, @now, @since ns after the one before it did. */
+void rhythm_begin(KsmRhythm *m, uint64_t pass, uint64_t now, uint64_t since);
+
+/* ... and ends: ns to rest, as far as its cost goes; 0: no rest. */
+uint64_t rhythm_end(KsmRhythm *m, const PassYield *yield);
+
+#endif
