@@ -170,3 +170,12 @@ def test_nobody(tmp_path: Path) -> None:
 
 def test_no_path_for_a_socket(tmp_path: Path) -> None:
     assert state(str(tmp_path / ("x" * 120))) == "refused"
+
+
+def test_no_socket(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "file"):
+        if path != tmp_path:
+            path.write_text("{}\n")
+        with pytest.raises(qmp.NoAnswer, match="is no socket") as caught:
+            ask(str(path))
+        assert caught.value.state == "refused"

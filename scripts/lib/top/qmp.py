@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 #: More than any answer has.
@@ -57,6 +58,8 @@ class Session:
         except TimeoutError:
             raise NoAnswer("silent") from None
         except (FileNotFoundError, ConnectionRefusedError):
+            if Path(path).exists() and not Path(path).is_socket():
+                raise NoAnswer("refused", f"{path} is no socket") from None
             raise NoAnswer("gone", f"nobody listens at {path}") from None
         except OSError as error:
             raise NoAnswer("refused", f"{path}: {error.strerror or error}") from None
