@@ -330,13 +330,15 @@ def step_style(step: Step) -> Result:
         if missing
         else Result(passed=1)
     )
-    checkpatch = checkpatch_path(step)
-    for name in tracked("*.c", "*.h"):
-        result.add(
-            step.simple(
-                f"checkpatch {name}", "perl", checkpatch, "-q", "--no-tree", "-f", name
-            )
-        )
+    checkpatch = ("perl", checkpatch_path(step), "-q", "--no-tree", "-f")
+
+    def check(name: str) -> Result:
+        return step.simple(f"checkpatch {name}", *checkpatch, name)
+
+    # what it finds names the file: two may write to the log
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(check, tracked("*.c", "*.h")):
+            result.add(found)
     return result
 
 
