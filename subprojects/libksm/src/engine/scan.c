@@ -777,12 +777,16 @@ static uint64_t pass_rest(KsmEngine *e)
         .cost = e->total.scan_time - s->scan_time,
         .hash = s->hash_time,
         .worth = (e->total.merged - s->merged) * PAGE_WORTH_NS,
-        .go_on = s->settle || starved_lately(e) || s->restored,
+        .go_on = s->restored,
     };
-    uint64_t rest = rhythm_end(&s->rhythm, &yield);
     uint64_t idle = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
+    uint64_t rest;
 
+    if (s->settle || starved_lately(e)) {
+        return 0;       /* nor is it owed */
+    }
+    rest = rhythm_end(&s->rhythm, &yield);
     return rest ? MAX(idle, rest) : 0;
 }
 
