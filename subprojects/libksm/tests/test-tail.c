@@ -124,6 +124,49 @@ static void test_given(void)
     left_end(&l);
 }
 
+static uint64_t later_ns;
+
+static uint64_t now_later(void)
+{
+    return prim_real.now_ns() + later_ns;
+}
+
+/*
+ * Beside merged pages, too, though all passes look at those where they are
+ * rare: that a chunk is to be looked at does not tell that it is not quiet.
+ */
+static void test_given_rare(gconstpointer data)
+{
+    Left l;
+
+    if (!left_start(&l, true, GPOINTER_TO_INT(data))) {
+        return;
+    }
+    for (size_t i = 0; i < PAIR_PAGES; i++) {
+        size_t at = i % CHUNK_PAGES;
+
+        mem_fill(l.m, i, at >= 64 && at < 192 ? 1 + at : 300000 + i);
+    }
+    passes(&l, 6);
+    g_assert(util_stats(l.e).pages_sharing == 128);
+    for (size_t i = 0; i < PAIR_PAGES; i += EACH) {
+        mem_fill(l.m, i, 1 + i % CHUNK_PAGES);
+    }
+    later_ns = 0;
+    prim.now_ns = now_later;
+    for (unsigned i = 0; i < 16; i++) {
+        later_ns += UINT64_C(30000000000);
+        passes(&l, 1);
+        g_assert(l.e->scan.rhythm.check || !i);
+        /* a write, so that the source tells of one */
+        mem_fill(l.m, 300, 200000 + i);
+    }
+    prim.now_ns = prim_real.now_ns;
+    g_assert(util_stats(l.e).pages_sharing < 128 + ALONE / 2);
+    g_assert(util_stats(l.e).kernel_left == 2 * CHUNK);
+    left_end(&l);
+}
+
 /* Memory that children inherit: one could not tell whose a page is. */
 static void test_inherited(void)
 {
@@ -518,6 +561,10 @@ int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/tail/given", test_given);
+    g_test_add_data_func("/tail/given/rare", GINT_TO_POINTER(KSM_DIRTY_AUTO),
+                         test_given_rare);
+    g_test_add_data_func("/tail/given/rare/checksum",
+                         GINT_TO_POINTER(KSM_DIRTY_CHECKSUM), test_given_rare);
     g_test_add_func("/tail/inherited", test_inherited);
     g_test_add_func("/tail/written", test_written);
     g_test_add_func("/tail/vain", test_vain);

@@ -176,8 +176,10 @@ static bool is_quiet(const KsmChunk *c)
 static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
 {
     unsigned least = c->flags & CHUNK_HUGE ? e->cfg.split_min_pages : LEFT_MIN;
-    /* without a source each pass visits all */
-    uint16_t soon = r->dirty == KSM_DIRTY_CHECKSUM ? 0 : CHUNK_VISIT;
+    /* without a source, or to look at merged or freed pages: visited anyway */
+    bool anyway = r->dirty == KSM_DIRTY_CHECKSUM ||
+                  (e->scan.rhythm.check && (c->mapped || c->lazy));
+    uint16_t soon = anyway ? 0 : CHUNK_VISIT;
 
     if (e->tail.eager) {
         return !(c->flags & CHUNK_HUGE);
