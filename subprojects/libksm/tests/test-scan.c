@@ -719,6 +719,9 @@ static void test_broken_soon(gconstpointer data)
     }
     g_assert(!s.e->scan.restored);
     mem_fill_run(s.m, 64, 16, 65, 1);
+    /* something was refused here */
+    s.r->chunk[0].wait = 255;
+    s.r->chunk[0].tried = 500;
     for (unsigned i = 0; s.r->count[PAGE_NEW] == 0; i++) {
         g_assert(i < 12 * CHECK_PASSES);
         util_passes(s.e, 1);

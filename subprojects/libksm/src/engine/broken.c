@@ -127,24 +127,26 @@ static bool chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
     return any;
 }
 
-void broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
+bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
     unsigned soonest = (QUIET_LOOKS + 1) * e->scan.rhythm.looks;
     uint64_t cpu = prim.cpu_ns();
+    bool any;
 
     if (!c->broken || !e->scan.rhythm.check) {
-        return;
+        return false;
     }
     pages_look(e, r, chunk);
     c->calm = MIN(c->calm + e->scan.rhythm.looks, 255);
     e->total.scan_time += prim.cpu_ns() - cpu;
     if (!r->ops || !r->ops->busy || e->uffd_wp < 0 ||
         c->calm < 1u << c->restored) {
-        return;
+        return false;
     }
     cpu = prim.cpu_ns();
-    if (chunk_restore(e, r, chunk)) {
+    any = chunk_restore(e, r, chunk);
+    if (any) {
         c->restored = c->calm < MAX(4u << c->restored, soonest)
                       ? MIN(c->restored + 1, BACKOFF_MAX)
                       : c->restored - (c->restored > 0);
@@ -152,4 +154,5 @@ void broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
         e->scan.again = true;   /* to be merged */
     }
     e->total.merge_time += prim.cpu_ns() - cpu;
+    return any;
 }

@@ -23,7 +23,10 @@
 
 #include "engine/state.h"
 
-/* Looks at the chunk's broken pages, if it is time; e->scan.kinds is known. */
-void broken_look(KsmEngine *e, KsmRegion *r, size_t chunk);
+/*
+ * Looks at the chunk's broken pages, if it is time; e->scan.kinds is known.
+ * True: some were restored.
+ */
+bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk);
 
 #endif

@@ -633,7 +633,9 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
     c->flags |= CHUNK_SEEN;
     e->total.scan_time += prim.cpu_ns() - cpu;
-    broken_look(e, r, chunk);
+    if (broken_look(e, r, chunk)) {
+        scan_wake(e, c);    /* whatever was refused here before */
+    }
     if (e->scan.empty && !c->held) {
         chunk_forget(r, chunk);
     } else if (store_is_remote(e->content.store)) {
