@@ -141,8 +141,9 @@ static void test_rhythm_rest(void)
     g_assert(rest_after(&m, MS, MS + 1) == 0);
     g_assert(m.owed == 0);
     g_assert((rest_after(&m, MS, 0) + 500) / MS == 2500);
-    /* a gain shortens a long rest, too, but not below what is usual */
+    /* what a gain takes off is taken off before the limit: 120 s, 60 s, 30 s */
     g_assert(rest_after(&m, 40 * MS, 40 * MS) == 30 * S);
+    g_assert((rest_after(&m, 15 * MS, 15 * MS) + 500) / MS == 22500);
 }
 
 int main(int argc, char **argv)

@@ -96,9 +96,11 @@ static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
     t = prim.cpu_ns() - t;
     cost_average(&e->costs.restore_ns, t - MIN(t, n * RESTORE_PAGE_NS));
     /*
-     * Quiet for two looks, and still, as far as is known: the next pass merges
-     * it.  (A whole chunk may be a huge page, and is not to be protected.)
+     * Quiet for two looks, and still, as far as is known: the next pass asks
+     * about it, and merges it.  (A whole chunk may be a huge page, and is not
+     * to be protected.)
      */
+    page_chunk(r, page)->hot_wait = 0;
     if (n < CHUNK_PAGES) {
         dirty_settle(&e->dirty, r, page, n);
     }

@@ -598,7 +598,7 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     KsmChunk *c = &r->chunk[chunk];
     uint64_t cpu = prim.cpu_ns(), looked;
     unsigned hashed, changed, fresh;
-    bool seen, again;
+    bool seen, again, restored;
 
     if (is_starved(e)) {
         e->scan.again = true;
@@ -633,11 +633,12 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
     c->flags |= CHUNK_SEEN;
     e->total.scan_time += prim.cpu_ns() - cpu;
-    if (broken_look(e, r, chunk)) {
-        scan_wake(e, c);    /* whatever was refused here before */
-    }
+    restored = broken_look(e, r, chunk);
     if (e->scan.empty && !c->held) {
         chunk_forget(r, chunk);
+    } else if (restored) {
+        /* the next pass merges that, and whatever was refused here before */
+        scan_wake(e, c);
     } else if (store_is_remote(e->content.store)) {
         ripen_add(e, r, chunk);
     } else {

@@ -176,9 +176,10 @@ static bool is_quiet(const KsmChunk *c)
 static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
 {
     unsigned least = c->flags & CHUNK_HUGE ? e->cfg.split_min_pages : LEFT_MIN;
+    uint16_t seen = r->dirty == KSM_DIRTY_LOG ? c->broken : c->mapped;
     /* without a source, or to look at merged or freed pages: visited anyway */
     bool anyway = r->dirty == KSM_DIRTY_CHECKSUM ||
-                  (e->scan.rhythm.check && (c->mapped || c->lazy));
+                  (e->scan.rhythm.check && (seen || c->lazy));
     uint16_t soon = anyway ? 0 : CHUNK_VISIT;
 
     if (e->tail.eager) {

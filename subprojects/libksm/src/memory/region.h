@@ -127,7 +127,7 @@ typedef struct KsmChunk {
     uint8_t visited_in; /* mark of a pass; 0: none */
     uint8_t failed_in;  /* in which merging was tried for nothing; 0: none */
     uint8_t yield;      /* 0 to 255: how much was merged here lately */
-    uint8_t calm;       /* looks since broken pages were restored */
+    uint8_t calm;       /* looks, see rhythm.h, since the last restoring */
     uint8_t restored;   /* log2 of the looks until more may be */
     uint8_t tail_scan;  /* low bits of the kernel's scans when it was */
     uint8_t tail_vain;  /* passes in which it merged nothing there */

@@ -21,8 +21,8 @@
 /* Passes, at most, between looks at merged pages: no source tells of them. */
 #define CHECK_PASSES 4u
 /*
- * Passes that are further apart are rare: what is quiet for one of them is
- * quiet, and to wait for several is to wait for long.
+ * Passes that are as far apart, or further, are rare: what is quiet for one of
+ * them is quiet, and to wait for several is to wait for long.
  */
 #define CALM_NS UINT64_C(9000000000)
 
