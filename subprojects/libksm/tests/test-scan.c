@@ -724,6 +724,8 @@ static void test_broken_soon(gconstpointer data)
     s.r->chunk[0].tried = 500;
     for (unsigned i = 0; s.r->count[PAGE_NEW] == 0; i++) {
         g_assert(i < 12 * CHECK_PASSES);
+        /* hot: not asked about for some passes */
+        s.r->chunk[0].hot_wait = 7;
         util_passes(s.e, 1);
     }
     g_assert(s.e->scan.restored);

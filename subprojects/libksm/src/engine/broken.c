@@ -153,7 +153,7 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
                       ? MIN(c->restored + 1, BACKOFF_MAX)
                       : c->restored - (c->restored > 0);
         c->calm = 0;
-        e->scan.again = true;   /* to be merged */
+        e->scan.again = true;
     }
     e->total.merge_time += prim.cpu_ns() - cpu;
     return any;

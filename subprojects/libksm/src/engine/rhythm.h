@@ -6,11 +6,10 @@
  * After a pass that did not pay for itself the engine rests a multiple of the
  * CPU time that passes took since the last rest, or the last one that did,
  * excluding hashing, which is done once: passes over idle memory take 0.033 %
- * of a core.  Where
- * memory is written all the time, what has gone quiet is written again if it is
- * not found soon: the more was gained since the last rest, compared with what
- * that took, the shorter is this one.  So more is spent only where something
- * comes of it.
+ * of a core.  Where memory is written all the time, what has gone quiet is
+ * written again if it is not found soon: the more was gained since the last
+ * rest, compared with what that took, the shorter is this one.  So more is
+ * spent only where something comes of it.
  *
  * Merged pages that were written are looked at each CHECK_PASSES at least.
  * Where passes are rare that goes by the clock, too, as long as such passes

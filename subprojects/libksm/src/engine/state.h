@@ -44,7 +44,7 @@ typedef struct KsmScan {
     uint64_t scan_time;     /* totals when this pass began */
     uint64_t merged;
     uint64_t hash_time;     /* of this pass, part of scan_time */
-    bool restored;          /* ... in this pass, for the next one to merge */
+    bool restored;          /* something was, for the next pass to merge */
     KsmRhythm rhythm;
     uint64_t visited;       /* chunks of this pass behind us */
     uint32_t ripe[RIPE_MAX];    /* ids of first pages: chunks to merge */
