@@ -62,6 +62,13 @@ def test_a_program_that_died_fails(code: int) -> None:
     assert outcome.failed == [f"pool (exit {code})"]
 
 
+def test_an_assertion_is_named() -> None:
+    what = "test-pool.c:7:test_one: assertion failed: (a / b == 2)"
+    lines = ["1..2", "**", f"ERROR:../../tests/{what}", f"Bail out! ERROR:../{what}"]
+    outcome = kernels.judge_test("pool", lines, 134, False)
+    assert outcome.failed == [f"pool (exit 134: {what})"]
+
+
 def test_fewer_cases_than_planned_fail() -> None:
     outcome = kernels.judge_test("pool", ["1..2", "ok 1 /pool/one"], 0, False)
     assert outcome.failed == ["pool (1 of 2 cases)"]

@@ -392,6 +392,14 @@ def version_of(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
+def assertion(lines: Sequence[str]) -> str:
+    """Which one failed, as GLib prints it; what is printed around may be cut."""
+    for line in lines:
+        if match := re.match(r"ERROR:(?:.*/)?([^/]+:\d+:.*)$", line):
+            return f": {match[1]}"
+    return ""
+
+
 def judge_test(name: str, lines: list[str], code: int, refused: bool) -> Outcome:
     """Reads the TAP of one test; one without TAP counts by its exit code."""
     outcome = Outcome()
@@ -417,7 +425,7 @@ def judge_test(name: str, lines: list[str], code: int, refused: bool) -> Outcome
             outcome.skipped.append(f"{what}: {reason.strip() or 'no reason given'}")
     known = outcome.passed + len(outcome.failed) + len(outcome.skipped)
     if code not in (0, 77) and not outcome.failed:
-        outcome.failed.append(f"{name} (exit {code})")
+        outcome.failed.append(f"{name} (exit {code}{assertion(lines)})")
     elif not known:
         if code == 77:
             outcome.skipped.append(f"{name}: no reason given")
