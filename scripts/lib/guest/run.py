@@ -22,6 +22,7 @@ from host import ksmsys
 from host.ksm_guard import guard
 from host.hostd import Hostd
 from host.poold import Poold
+from host.warm import warm_memory
 
 MIB = 1 << 20
 #: "plain" is QEMU's own memory-backend-ram with the kernel's ksmd, "kernel"
@@ -242,6 +243,9 @@ class Run:
 
     def start(self) -> None:
         """Takes "before" and starts merging."""
+        resident = sum(guest.ram_usage().resident for guest in self.guests)
+        # a pool is no larger
+        self._stack.enter_context(warm_memory(resident))
         before = self.sample()
         self.result.resident_mib = before.resident / MIB
         self._before = {guest.name: guest.footprint for guest in before.guests}
