@@ -674,7 +674,13 @@ def main() -> int:
     # libvirt's binding would print each error itself, before we do
     libvirt.registerErrorHandler(lambda context, error: None, None)
     try:
-        connection = libvirt.open(args.connect)
+        try:
+            connection = libvirt.open(args.connect)
+        except libvirt.libvirtError as error:
+            raise Failure(
+                f"{error.get_error_message()}; does libvirt run here? Guests without "
+                "it are shown by ksm-top"
+            ) from None
         try:
             domain = find(connection, args.domain)
         except libvirt.libvirtError:
