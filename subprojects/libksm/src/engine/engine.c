@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/prim.h"
+#include "engine/alike.h"
 #include "engine/answers.h"
 #include "engine/discard.h"
 #include "engine/engine.h"
@@ -270,6 +271,7 @@ static KsmEngine *engine_alloc(const KsmConfig *config)
     e->regions = g_ptr_array_new();
     directory_init(&e->dir);
     costs_init(&e->costs);
+    e->scan.crowd = ALIKE_CROWD;
     e->freer = ksm_freer_new(config->free_policy);
     freer_remember_all(e->freer);
     return e;

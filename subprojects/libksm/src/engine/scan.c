@@ -8,6 +8,7 @@
 #include "base/prim.h"
 #include "base/tsan.h"
 #include "engine/ages.h"
+#include "engine/alike.h"
 #include "engine/broken.h"
 #include "engine/discard.h"
 #include "engine/loose.h"
@@ -359,14 +360,27 @@ static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag,
     age_miss(r, page);
 }
 
+/* What the index has that is equal to the page, by @tag or its other one. */
+static uint32_t page_find(KsmEngine *e, KsmRegion *r, size_t page,
+                          uint64_t hash64, uint32_t *tag)
+{
+    uint32_t place = index_lookup(&e->content.index, *tag);
+
+    if (place != PLACE_NONE && !alike_is_equal(e, r, page, hash64, place)) {
+        *tag = content_tag_again(r, hash64);
+        place = index_lookup(&e->content.index, *tag);
+    }
+    return place;
+}
+
 /*
- * The same, but asks a remote store if nothing here is equal.  While that takes
- * no more questions, the page stays new.
+ * As page_tag(), but asks a remote store if nothing here is equal.  While that
+ * takes no more questions, the page stays new.
  */
 static void page_tag_or_ask(KsmEngine *e, KsmRegion *r, size_t page,
                             uint32_t tag, uint64_t hash64)
 {
-    uint32_t place = index_lookup(&e->content.index, tag);
+    uint32_t place = page_find(e, r, page, hash64, &tag);
 
     if (place == PLACE_NONE && !asks_have_room(&e->asks, 1)) {
         e->scan.again = true;
@@ -423,7 +437,9 @@ static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
     if (store_is_remote(e->content.store)) {
         page_tag_or_ask(e, r, page, hash, hash64);
     } else {
-        page_tag(e, r, page, hash, index_lookup(&e->content.index, hash));
+        uint32_t place = page_find(e, r, page, hash64, &hash);
+
+        page_tag(e, r, page, hash, place);
     }
 }
 

@@ -54,6 +54,7 @@ typedef struct KsmScan {
     bool empty;             /* nothing is populated in the chunk looked at */
     bool hash_all;          /* ... of which all is to be hashed: loose.h */
     unsigned settle;        /* passes until the engine may count as idle */
+    size_t crowd;           /* entries of the index: alike.h */
     uint8_t kinds[CHUNK_PAGES]; /* PM_* of the chunk being visited */
 } KsmScan;
 
