@@ -9,23 +9,29 @@
 #include "base/prim.h"
 #include "base/tsan.h"
 #include "engine/ages.h"
+#include "engine/alike.h"
 #include "engine/broken.h"
 #include "merge/quiet.h"
 
 #define BACKOFF_MAX     5u      /* log2 of looks */
 
 /* The content of a page is known: what is it equal to? */
-static void page_match(KsmEngine *e, KsmRegion *r, size_t page, bool zero)
+static void page_match(KsmEngine *e, KsmRegion *r, size_t page,
+                       uint64_t hash64)
 {
     uint32_t place;
 
-    if (zero) {
+    if (hash64 == e->hasher.zero) {
         page_again(r, page, true);
         return;
     }
     place = index_lookup(&e->content.index, r->tag[page]);
     if (place == page_id(r, page)) {
         return;     /* an equal page finds it there */
+    }
+    if (place != PLACE_NONE && !alike_is_equal(e, hash64, place)) {
+        page_again(r, page, false);
+        return;
     }
     page_again(r, page, place != PLACE_NONE);
     if (place != PLACE_NONE) {
@@ -47,7 +53,7 @@ static bool page_look(KsmEngine *e, KsmRegion *r, size_t page, uint64_t hash64)
         r->history[page] = 1 << 4;
         return !age;
     }
-    page_match(e, r, page, hash64 == e->hasher.zero);
+    page_match(e, r, page, hash64);
     age = MIN(age + 1, 15);
     r->history[page] = age << 4 | age_skip(age - 1);
     return true;

@@ -346,48 +346,37 @@ static void page_equal(KsmEngine *e, KsmRegion *r, size_t page,
     content_met(&e->content, place);
 }
 
-/* Makes the page known to the index, where @tag was found at @place. */
-static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag,
-                     uint32_t place)
+/* Nothing is equal to the page.  @taken: its tags are, by others. */
+static void page_alone(KsmEngine *e, KsmRegion *r, size_t page, bool taken)
 {
-    r->tag[page] = tag;
-    if (place != PLACE_NONE) {
-        page_equal(e, r, page, place);
-        return;
-    }
     page_set(r, page, PAGE_UNIQUE);
-    content_enter(&e->content, r, page);
+    if (!taken) {
+        content_enter(&e->content, r, page);
+    }
     age_miss(r, page);
 }
 
-/* What the index has that is equal to the page, by @tag or its other one. */
-static uint32_t page_find(KsmEngine *e, KsmRegion *r, size_t page,
-                          uint64_t hash64, uint32_t *tag)
-{
-    uint32_t place = index_lookup(&e->content.index, *tag);
-
-    if (place != PLACE_NONE && !alike_is_equal(e, r, page, hash64, place)) {
-        *tag = content_tag_again(r, hash64);
-        place = index_lookup(&e->content.index, *tag);
-    }
-    return place;
-}
-
 /*
- * As page_tag(), but asks a remote store if nothing here is equal.  While that
- * takes no more questions, the page stays new.
+ * Makes the page known to the index.  A remote store is asked if nothing here
+ * is equal; while that takes no more questions, the page stays new.
  */
-static void page_tag_or_ask(KsmEngine *e, KsmRegion *r, size_t page,
-                            uint32_t tag, uint64_t hash64)
+static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag,
+                     uint64_t hash64)
 {
-    uint32_t place = page_find(e, r, page, hash64, &tag);
+    Alike found = alike_find(e, r, hash64, tag);
+    bool remote = store_is_remote(e->content.store);
 
-    if (place == PLACE_NONE && !asks_have_room(&e->asks, 1)) {
+    if (found.place == PLACE_NONE && remote && !asks_have_room(&e->asks, 1)) {
         e->scan.again = true;
         return;
     }
-    page_tag(e, r, page, tag, place);
-    if (page_state(r, page) == PAGE_UNIQUE) {
+    r->tag[page] = found.tag;
+    if (found.place != PLACE_NONE) {
+        page_equal(e, r, page, found.place);
+        return;
+    }
+    page_alone(e, r, page, found.taken);
+    if (remote) {
         asks_add(&e->asks, r, page, hash64);
     }
 }
@@ -434,21 +423,26 @@ static void page_classify(KsmEngine *e, KsmRegion *r, size_t page,
         }
         content_leave(&e->content, r, page, PAGE_NEW);
     }
-    if (store_is_remote(e->content.store)) {
-        page_tag_or_ask(e, r, page, hash, hash64);
-    } else {
-        uint32_t place = page_find(e, r, page, hash64, &hash);
-
-        page_tag(e, r, page, hash, place);
-    }
+    page_tag(e, r, page, hash, hash64);
 }
 
-/* From now on the page goes by @tag, see MergeCollided. */
+/*
+ * From now on the page goes by @tag, see MergeCollided: its second one.  If it
+ * did already, both belong to other contents.
+ */
 static void page_collided(KsmEngine *e, KsmRegion *r, size_t page,
                           uint32_t tag)
 {
+    bool taken = r->tag[page] == tag;
+    uint32_t place = index_lookup(&e->content.index, tag);
+
     content_leave(&e->content, r, page, PAGE_NEW);
-    page_tag(e, r, page, tag, index_lookup(&e->content.index, tag));
+    r->tag[page] = tag;
+    if (place != PLACE_NONE && !taken) {
+        page_equal(e, r, page, place);
+    } else {
+        page_alone(e, r, page, taken);
+    }
     page_chunk(r, page)->flags |= CHUNK_VISIT;
 }
 

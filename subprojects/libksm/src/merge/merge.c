@@ -230,7 +230,7 @@ static void page_differs(KsmMerge *m, Span *s, unsigned i)
     bool sound = slot_is_sound(m, s->slot[i]);
     uint64_t hash = hash_page(m->hasher, page_staged(s, i));
 
-    if (sound && content_tag(r, hash) == r->tag[s->page + i]) {
+    if (sound && content_tag_fits(r, r->tag[s->page + i], hash)) {
         s->act[i] = ACT_COLLIDED;
         s->slot[i] = content_tag_again(r, hash);
     } else {
@@ -492,8 +492,8 @@ static void kept_note(KsmMerge *m, const Span *s)
         Fate fate = s->iso.fate[i];
 
         m->kept[s->page % CHUNK_PAGES + i] =
-            s->act[i] == ACT_KEEP && s->iso.any && !s->iso.busy &&
-            !span_is_whole(s) &&
+            (s->act[i] == ACT_KEEP || s->act[i] == ACT_COLLIDED) &&
+            s->iso.any && !s->iso.busy && !span_is_whole(s) &&
             (fate == FATE_STAGED || fate == FATE_BACK);
     }
 }
