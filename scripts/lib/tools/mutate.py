@@ -85,7 +85,10 @@ TESTS: tuple[Test, ...] = (
     Test("free", files=("free.c", "pressure.c")),
     Test("engine", files=("engine.c", "fork.c", "discard.c", "stats.c", "directory.c")),
     Test("discard", files=("discard.c",)),
-    Test("scan", files=("scan.c", "broken.c", "quiet.c", "dirty.c")),
+    Test(
+        "scan",
+        files=("scan.c", "classify.c", "alike.c", "broken.c", "quiet.c", "dirty.c"),
+    ),
     Test("loose", files=("loose.c", "sample.c", "dirty.c")),
     Test("restore", files=("restore.c",)),
     Test("fault", env=(("KSM_FAULT_STEP", "23"),)),
