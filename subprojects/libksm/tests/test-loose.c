@@ -77,6 +77,16 @@ static bool scene_start(Scene *s, KsmScope scope)
     return true;
 }
 
+static bool any_loose(Scene *s)
+{
+    bool any = false;
+
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        any |= is_loose(s, i);
+    }
+    return any;
+}
+
 /* Does the slot go by the hash of that page? */
 static bool slot_is(Scene *s, uint32_t slot, const char *page)
 {
@@ -91,6 +101,10 @@ static bool slot_is(Scene *s, uint32_t slot, const char *page)
 static void all_is_known(Scene *s)
 {
     util_passes(s->e, CALM);
+    /* where passes take long, khugepaged makes huge pages anew meanwhile */
+    for (unsigned tries = 0; tries < 8 && any_loose(s); tries++) {
+        util_passes(s->e, CALM);
+    }
     for (size_t i = 0; i < s->r->n_pages; i++) {
         PageState state = page_state(s->r, i);
 
