@@ -138,9 +138,6 @@ static StoreAnswer reply(FakeStore *f, const StoreAsk *q)
     if (slot-- && !pool_full(&f->pool, slot)) {
         /* one tag tells of it: by that it is found there */
         f->pool.hash[slot] = f->pool.hash[slot] ? f->pool.hash[slot] : q->tag;
-        if (f->pool.hash[slot] != q->tag) {
-            return a;
-        }
         a.what = ANSWER_SLOT;
         a.slot = slot;
     } else if (chance(f, f->habits.want)) {

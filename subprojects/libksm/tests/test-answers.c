@@ -54,6 +54,51 @@ static uint32_t share(Scene *s, unsigned i)
     return fake_store_share(s->store, page, hash_page(&s->e->hasher, page));
 }
 
+/*
+ * A slot that is known by one tag of its content is found by pages that go by
+ * the other one, as they do where the first belongs to another content.
+ */
+static void test_other_tag(void)
+{
+    const FakeStoreHabits habits = { .late = 1000000 };
+    uint32_t slot = SLOT_NONE, first, second;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 64, 1000, 1);
+    for (unsigned i = 0; i < 64; i++) {
+        slot = share(&s, i);
+    }
+    while (fake_store_asked(s.store) < 64) {
+        ksm_step(s.e, 1);
+    }
+    first = s.r->tag[63];
+    for (unsigned i = 0; i < 64; i++) {
+        uint64_t hash = hash_page(&s.e->hasher, page_addr(s.r, i));
+
+        g_assert(page_state(s.r, i) == PAGE_UNIQUE);
+        content_leave(&s.e->content, s.r, i, PAGE_NEW);
+        s.r->tag[i] = content_tag_again(s.r, hash);
+        s.r->chunk[0].flags |= CHUNK_VISIT;
+    }
+    while (fake_store_asked(s.store) < 128) {
+        ksm_step(s.e, 1);
+    }
+    second = s.r->tag[63];
+    g_assert(second != first);
+    g_assert(index_lookup(&s.e->content.index, second) == page_id(s.r, 63));
+    fake_store_hurry(s.store);
+    util_passes(s.e, 2 * PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 64);
+    g_assert(store_tag(s.store, slot) == first);
+    /* nothing but slots stands there now */
+    g_assert(s.e->content.index.count == 64);
+    g_assert(pool_users(engine_pool(s.e), slot) == 2);
+    scene_end(&s);
+}
+
 /* Others' content is found by asking, and mapped, though alone here. */
 static void test_found(void)
 {
@@ -1168,6 +1213,7 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/found", test_found);
     g_test_add_func("/answers/wanted/all", test_wanted);
     g_test_add_func("/answers/twice", test_twice);
+    g_test_add_func("/answers/other-tag", test_other_tag);
     g_test_add_func("/answers/once", test_once);
     g_test_add_func("/answers/written", test_written);
     g_test_add_func("/answers/lie", test_lie);

@@ -54,31 +54,60 @@ static bool has_slot(KsmEngine *e, uint32_t place, uint32_t slot)
             store_repeated(s, old) != SLOT_NONE);
 }
 
-static void slot_found(KsmEngine *e, const StoreAnswer *a, uint64_t now)
+/*
+ * A slot is known here by one of the two tags that its content can have, the
+ * page that was asked about by the other: from now on by that one, too.  False:
+ * it is another content, or memory of another node.
+ */
+static bool tag_follow(KsmEngine *e, StoreAnswer *a)
+{
+    uint32_t tag = store_tag(e->content.store, a->slot);
+    KsmRegion *r;
+    uint64_t hash;
+    size_t page;
+
+    if (tag == a->tag) {
+        return true;
+    }
+    if (!is_as_asked(e, a, &r, &page) ||
+        store_readable(e->content.store, a->slot, 1) < 0) {
+        return false;
+    }
+    hash = hash_page(&e->hasher, store_page(e->content.store, a->slot));
+    if (!content_tag_fits(r, tag, hash) ||
+        !content_tag_fits(r, a->tag, hash)) {
+        return false;
+    }
+    content_leave(&e->content, r, page, PAGE_UNIQUE);
+    a->tag = r->tag[page] = tag;
+    return true;
+}
+
+static void slot_found(KsmEngine *e, StoreAnswer a, uint64_t now)
 {
     uint32_t met = PLACE_NONE, place;
     KsmRegion *r;
     size_t page;
 
-    asks_answered(&e->asks, a->tag);
-    if (store_tag(e->content.store, a->slot) != a->tag) {
-        store_drop(e->content.store, a->slot);
+    asks_answered(&e->asks, a.tag);
+    if (!tag_follow(e, &a)) {
+        store_drop(e->content.store, a.slot);
         return;
     }
-    asks_hold(&e->asks, a->slot, e->scan.pass, now);
-    place = index_lookup(&e->content.index, a->tag);
-    if (!has_slot(e, place, a->slot)) {
-        met = content_publish(&e->content, a->slot);
+    asks_hold(&e->asks, a.slot, e->scan.pass, now);
+    place = index_lookup(&e->content.index, a.tag);
+    if (!has_slot(e, place, a.slot)) {
+        met = content_publish(&e->content, a.slot);
     }
     if (place == PLACE_NONE &&
-        index_lookup(&e->content.index, a->tag) == PLACE_NONE) {
+        index_lookup(&e->content.index, a.tag) == PLACE_NONE) {
         return;     /* no room there: its page would be asked about for ever */
     }
     if (met != PLACE_NONE) {
         page_equal(e, met);
     }
-    if (met != a->id && is_as_asked(e, a, &r, &page)) {
-        page_equal(e, a->id);
+    if (met != a.id && is_as_asked(e, &a, &r, &page)) {
+        page_equal(e, a.id);
     }
 }
 
@@ -168,7 +197,7 @@ static void answer_take(KsmEngine *e, const StoreAnswer *a, uint64_t now)
         asks_answered(&e->asks, a->tag);
         break;
     case ANSWER_SLOT:
-        slot_found(e, a, now);
+        slot_found(e, *a, now);
         break;
     }
 }
