@@ -17,6 +17,7 @@
 #include "house.h"
 #include "still.h"
 #include "stores.h"
+#include "twins.h"
 
 #define PAGES   1024u
 #define PASSES  12u
@@ -96,6 +97,41 @@ static void test_other_tag(void)
     /* nothing but slots stands there now */
     g_assert(s.e->content.index.count == 64);
     g_assert(pool_users(engine_pool(s.e), slot) == 2);
+    scene_end(&s);
+}
+
+/* A page whose tags both belong to others is not asked about by them. */
+static void test_taken(void)
+{
+    const FakeStoreHabits habits = { .late = 5 };
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    twins_make(s.e, s.r, s.m);
+    mem_fill(s.m, 0, 0);
+    mem_fill(s.m, 5, CONTENT_A);
+    mem_fill(s.m, 6, CONTENT_Y);
+    s.e->scan.crowd = 0;
+    util_passes(s.e, PASSES);
+    g_assert(fake_store_asked(s.store) == 2);
+    mem_fill(s.m, 600, CONTENT_X);
+    share(&s, 600);
+    util_passes(s.e, PASSES);
+    g_assert(page_state(s.r, 600) == PAGE_UNIQUE);
+    g_assert(fake_store_asked(s.store) == 2);
+    /* when one is free it is */
+    mem_fill(s.m, 5, 77777);
+    mem_fill(s.m, 600, 0);
+    util_passes(s.e, PASSES);
+    mem_fill_run(s.m, 640, 64, 5000, 1);
+    mem_fill(s.m, 660, CONTENT_X);
+    for (unsigned i = 640; i < 704; i++) {
+        share(&s, i);
+    }
+    util_passes(s.e, 2 * PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == 64);
     scene_end(&s);
 }
 
@@ -1214,6 +1250,7 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/wanted/all", test_wanted);
     g_test_add_func("/answers/twice", test_twice);
     g_test_add_func("/answers/other-tag", test_other_tag);
+    g_test_add_func("/answers/taken", test_taken);
     g_test_add_func("/answers/once", test_once);
     g_test_add_func("/answers/written", test_written);
     g_test_add_func("/answers/lie", test_lie);

@@ -24,6 +24,7 @@
 #include "house.h"
 #include "still.h"
 #include "stores.h"
+#include "twins.h"
 
 #define PAGES   (4 * 512u)
 
@@ -2486,46 +2487,12 @@ static void test_alike(void)
     scene_end(&s);
 }
 
-/* What some contents hash to, and what they are to hash to. */
-static struct {
-    uint64_t from, to;
-} twins[2];
-
-static uint64_t hash_twins(const void *page, uint64_t seed)
-{
-    uint64_t hash = hash_base(page, seed);
-
-    for (unsigned i = 0; i < G_N_ELEMENTS(twins); i++) {
-        if (hash == twins[i].from) {
-            return twins[i].to;
-        }
-    }
-    return hash;
-}
-
-#define CONTENT_X   900001u
-#define CONTENT_A   900002u     /* has the first tag of X */
-#define CONTENT_Y   900003u     /* has the second tag of X as its first */
-
 static bool twins_start(Scene *s)
 {
-    static const uint64_t id[] = { CONTENT_A, CONTENT_Y };
-    uint64_t x;
-
     if (!scene_start(s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
         return false;
     }
-    s->e->hasher.fn = hash_base;
-    mem_fill(s->m, 0, CONTENT_X);
-    x = hash_page(&s->e->hasher, page_addr(s->r, 0));
-    for (unsigned i = 0; i < G_N_ELEMENTS(twins); i++) {
-        uint32_t tag = i ? content_tag_again(s->r, x) : content_tag(s->r, x);
-
-        mem_fill(s->m, 0, id[i]);
-        twins[i].from = hash_page(&s->e->hasher, page_addr(s->r, 0));
-        twins[i].to = (7 + i) | (uint64_t)((7 + i) ^ tag ^ s->r->salt) << 32;
-    }
-    s->e->hasher.fn = hash_twins;
+    twins_make(s->e, s->r, s->m);
     return true;
 }
 

@@ -54,15 +54,17 @@ static void page_alone(KsmEngine *e, KsmRegion *r, size_t page, bool taken)
 
 /*
  * Makes the page known to the index.  A remote store is asked if nothing here
- * is equal; while that takes no more questions, the page stays new.
+ * is equal; while that takes no more questions, the page stays new.  What has
+ * no tag of its own is not asked about: the answer would be taken for that of
+ * others.
  */
 static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag,
                      uint64_t hash64)
 {
     Alike found = alike_find(e, r, hash64, tag);
-    bool remote = store_is_remote(e->content.store);
+    bool asks = store_is_remote(e->content.store) && !found.taken;
 
-    if (found.place == PLACE_NONE && remote && !asks_have_room(&e->asks, 1)) {
+    if (found.place == PLACE_NONE && asks && !asks_have_room(&e->asks, 1)) {
         e->scan.again = true;
         return;
     }
@@ -72,7 +74,7 @@ static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag,
         return;
     }
     page_alone(e, r, page, found.taken);
-    if (remote) {
+    if (asks) {
         asks_add(&e->asks, r, page, hash64);
     }
 }
@@ -123,8 +125,8 @@ void classify_page(KsmEngine *e, KsmRegion *r, size_t page, uint64_t hash64)
 
 void classify_collided(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag)
 {
-    bool taken = r->tag[page] == tag;
     uint32_t place = index_lookup(&e->content.index, tag);
+    bool taken = r->tag[page] == tag && place != PLACE_NONE;
 
     content_leave(&e->content, r, page, PAGE_NEW);
     r->tag[page] = tag;
