@@ -2568,7 +2568,6 @@ static void test_taken_late(void)
     failed = util_stats(s.e).verify_failed;
     g_assert(failed > 0);
     passes_cheap(&s, 20);
-    g_test_message("failed %lu then %lu", failed, util_stats(s.e).verify_failed);
     g_assert(util_stats(s.e).verify_failed == failed);
     scene_end(&s);
 }
