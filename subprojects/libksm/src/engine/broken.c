@@ -20,6 +20,7 @@ static void page_match(KsmEngine *e, KsmRegion *r, size_t page,
                        uint64_t hash64)
 {
     uint32_t place;
+    bool equal;
 
     if (hash64 == e->hasher.zero) {
         page_again(r, page, true);
@@ -29,14 +30,11 @@ static void page_match(KsmEngine *e, KsmRegion *r, size_t page,
     if (place == page_id(r, page)) {
         return;     /* an equal page finds it there */
     }
-    if (place != PLACE_NONE && !alike_is_equal(e, hash64, place)) {
-        page_again(r, page, false);
-        return;
-    }
-    page_again(r, page, place != PLACE_NONE);
-    if (place != PLACE_NONE) {
+    equal = place != PLACE_NONE && alike_is_equal(e, hash64, place);
+    page_again(r, page, equal);
+    if (equal) {
         content_met(&e->content, place);
-    } else {
+    } else if (index_lookup(&e->content.index, r->tag[page]) == PLACE_NONE) {
         content_enter(&e->content, r, page);
     }
 }

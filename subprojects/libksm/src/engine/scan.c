@@ -347,6 +347,8 @@ static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk,
     KSM_TSAN_IGNORE_END();
     for (unsigned i = 0; i < n; i++) {
         *changed += loose_changed(e, r, first + which[i], hash[i]);
+    }
+    for (unsigned i = 0; i < n; i++) {
         classify_page(e, r, first + which[i], hash[i]);
     }
     e->total.pages_scanned += n;
