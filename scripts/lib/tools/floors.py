@@ -42,6 +42,7 @@ TEST_FLOORS = {
     "fuzz-faults": "engine",
     "host": "engine",
     "house": "engine",
+    "twins": "engine",
     "prop": "engine",
     "prop-watch": "engine",
     "stores": "engine",

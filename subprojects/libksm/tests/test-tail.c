@@ -557,7 +557,13 @@ static void test_ksmd_beside(void)
             mem_fill(l.m, CHUNK_PAGES + i, 700000 + i);
         }
     }
-    passes(&l, 12);
+    /*
+     * What ksmd merges looks written: on a busy machine the chunks are hot by
+     * now, and asked about every few passes.
+     */
+    for (unsigned i = 0; i < 100 && util_stats(l.e).pages_sharing == 0; i++) {
+        passes(&l, 1);
+    }
     mem_check(l.m);
     g_assert(util_stats(l.e).reasons[KSM_REASON_PINNED] == 0);
     g_assert(util_stats(l.e).pages_sharing +
