@@ -22,8 +22,7 @@ from guest.qemu import Guest, GuestSpec, guest_image, need_qemu, probe_scope
 from host.poold import Poold
 
 #: the back-off between passes is to be at its end, and what was written while a
-#: guest booted restored, merged again and given up: one member of four took
-#: 0.15 % of a core in the second minute, each of them 0.06 % from the third on
+#: guest booted restored, merged again and given up
 QUIET_S = 120
 #: guests of each of two builds
 PAIRS = 3

@@ -2,9 +2,9 @@
 """Free memory that costs no more to take than memory should.
 
 A machine that is a guest itself gets memory from its hypervisor when it uses it
-first, and may give back what is free (free page reporting): here a page then
-takes 7 us to fill instead of 1.5.  That is no part of what merging costs, and
-only who makes a pool would pay it, ksmd would not.  So before CPU time is
+first, and may give back what is free (free page reporting): a page then takes
+several times as long to fill.  That is no part of what merging costs, and only
+who makes a pool would pay it, ksmd would not.  So before CPU time is
 measured, as much memory as will be wanted is used once, and freed but for a
 page of each MiB: what is reported is whole blocks, of 2 MiB and more, and the
 kernel takes pieces of blocks first.

@@ -31,6 +31,7 @@ from guest.run import BY_KERNEL, MIB, Run, RunResult, Sample
 from host.exits import Lacking
 from host.outfile import check_file, write_file
 from host.paths import TOP
+from host.warm import available
 
 OUTPUT = TOP / "build/demo"
 
@@ -253,16 +254,13 @@ def as_json(result: RunResult) -> dict[str, Any]:
 
 def check_room(guests: int, memory: int) -> None:
     """Guests that do not fit would take the host down with them."""
-    available = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) // 1024
+    there = available() // MIB
     # QEMU itself takes some 150 MiB for a guest under TCG
     needed = guests * (memory + 150)
-    if available and needed > available:
+    if there and needed > there:
         raise Lacking(
             f"{guests} guests of {memory} MiB need {needed} MiB before they "
-            f"are merged, and this machine has {available} MiB available; "
+            f"are merged, and this machine has {there} MiB available; "
             "choose fewer with --guests or smaller ones with --memory"
         )
 

@@ -55,6 +55,17 @@ static uint32_t share(Scene *s, unsigned i)
     return fake_store_share(s->store, page, hash_page(&s->e->hasher, page));
 }
 
+/* ... and what @n pages from @page on do; the last slot. */
+static uint32_t share_run(Scene *s, unsigned page, unsigned n)
+{
+    uint32_t slot = SLOT_NONE;
+
+    for (unsigned i = page; i < page + n; i++) {
+        slot = share(s, i);
+    }
+    return slot;
+}
+
 /*
  * A slot that is known by one tag of its content is found by pages that go by
  * the other one, as they do where the first belongs to another content.
@@ -62,16 +73,14 @@ static uint32_t share(Scene *s, unsigned i)
 static void test_other_tag(void)
 {
     const FakeStoreHabits habits = { .late = 1000000 };
-    uint32_t slot = SLOT_NONE, first, second;
+    uint32_t slot, first, second;
     Scene s;
 
     if (!scene_start(&s, habits)) {
         return;
     }
     mem_fill_run(s.m, 0, 64, 1000, 1);
-    for (unsigned i = 0; i < 64; i++) {
-        slot = share(&s, i);
-    }
+    slot = share_run(&s, 0, 64);
     while (fake_store_asked(s.store) < 64) {
         ksm_step(s.e, 1);
     }
@@ -127,9 +136,7 @@ static void test_taken(void)
     util_passes(s.e, PASSES);
     mem_fill_run(s.m, 640, 64, 5000, 1);
     mem_fill(s.m, 660, CONTENT_X);
-    for (unsigned i = 640; i < 704; i++) {
-        share(&s, i);
-    }
+    share_run(&s, 640, 64);
     util_passes(s.e, 2 * PASSES);
     g_assert(s.r->count[PAGE_MERGED] == 64);
     scene_end(&s);
@@ -193,9 +200,7 @@ static void test_twice(void)
         return;
     }
     mem_fill_run(s.m, 0, 64, 1000, 1);
-    for (unsigned i = 0; i < 64; i++) {
-        slot = share(&s, i);
-    }
+    slot = share_run(&s, 0, 64);
     for (unsigned i = 0; i < 2; i++) {
         while (fake_store_asked(s.store) < 64 * (i + 1)) {
             ksm_step(s.e, 1);

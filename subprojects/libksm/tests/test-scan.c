@@ -2487,6 +2487,34 @@ static void test_alike(void)
     scene_end(&s);
 }
 
+/*
+ * One that maps the pool still does when it is seen to have changed: taken for
+ * anonymous, discarding it would bring the slot's content back.
+ */
+static void test_alike_broken(void)
+{
+    const size_t page = 70;
+    Scene s;
+
+    if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    s.m->busy = true;
+    mem_fill(s.m, page, 50000);
+    for (unsigned i = 0; !(s.r->state[page] & PAGE_INDEXED); i++) {
+        g_assert(i < 12 * CHECK_PASSES);
+        util_passes(s.e, 1);
+    }
+    g_assert(page_state(s.r, page) == PAGE_BROKEN);
+    s.e->scan.crowd = 0;
+    mem_fill(s.m, page, 50001);
+    g_assert(!thought_equal(&s, page_id(s.r, page)));
+    g_assert(page_state(s.r, page) == PAGE_BROKEN);
+    g_assert(!(s.r->state[page] & PAGE_INDEXED));
+    s.m->busy = false;
+    scene_end(&s);
+}
+
 static bool twins_start(Scene *s)
 {
     if (!scene_start(s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
@@ -3673,6 +3701,7 @@ int main(int argc, char **argv)
     g_test_add_data_func("/scan/collided/log",
                          GINT_TO_POINTER(KSM_DIRTY_LOG), test_collided);
     g_test_add_func("/scan/alike", test_alike);
+    g_test_add_func("/scan/alike/broken", test_alike_broken);
     g_test_add_func("/scan/taken", test_taken);
     g_test_add_func("/scan/taken/late", test_taken_late);
     g_test_add_data_func("/scan/crowd/small", GUINT_TO_POINTER(MEM_SMALL),

@@ -24,7 +24,8 @@ void classify_page(KsmEngine *e, KsmRegion *r, size_t page, uint64_t hash64);
 
 /*
  * It is not what it was taken for.  From now on it goes by @tag, its second
- * one, see MergeCollided; if it did already, both belong to other contents.
+ * one, see MergeCollided; if it did already, and another content stands there,
+ * it is alone.
  */
 void classify_collided(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag);
 
