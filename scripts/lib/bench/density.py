@@ -37,6 +37,7 @@ from host import ksmsys
 from host.cgroup import Group
 from host.exits import Lacking
 from host.poold import Poold
+from host.warm import available
 
 MIB = 1 << 20
 MODES = ("plain", "ksmd", "group")
@@ -257,15 +258,13 @@ class Sizes:
         self.check()
 
     def check(self) -> None:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-                if available < self.limit:
-                    raise Lacking(
-                        f"density: a cgroup of {self.limit >> 20} MiB needs as much "
-                        f"memory, and this machine has {available >> 20} MiB "
-                        "available; choose less with --limit"
-                    )
+        there = available()
+        if 0 < there < self.limit:
+            raise Lacking(
+                f"density: a cgroup of {self.limit >> 20} MiB needs as much memory, "
+                f"and this machine has {there >> 20} MiB available; choose less with "
+                "--limit"
+            )
 
 
 @contextmanager
