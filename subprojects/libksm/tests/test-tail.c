@@ -491,6 +491,16 @@ static void wait_kernel(Left *l, uint64_t least, uint64_t most)
     g_assert(n <= most);
 }
 
+/* ksmd locks the page it looks at, and may be put to sleep with it: later. */
+static void pinned_passes(Left *l)
+{
+    for (unsigned i = 0;
+         i < 100 && util_stats(l->e).reasons[KSM_REASON_PINNED]; i++) {
+        passes(l, 1);
+    }
+    g_assert(util_stats(l->e).reasons[KSM_REASON_PINNED] == 0);
+}
+
 static void ksmd_merges(KsmDirtySource dirty)
 {
     Left l;
@@ -504,9 +514,9 @@ static void ksmd_merges(KsmDirtySource dirty)
     /* the kernel's own figures are read once a second */
     g_usleep(1100000);
     passes(&l, 2);
+    pinned_passes(&l);
     s = util_stats(l.e);
     g_assert(s.reasons[KSM_REASON_NOT_WORTH] == 0);
-    g_assert(s.reasons[KSM_REASON_PINNED] == 0);
     g_assert(s.kernel_saved > 0);
     g_assert(s.kernel_saved < ALONE);
     /* written: ours again */
@@ -565,7 +575,7 @@ static void test_ksmd_beside(void)
         passes(&l, 1);
     }
     mem_check(l.m);
-    g_assert(util_stats(l.e).reasons[KSM_REASON_PINNED] == 0);
+    pinned_passes(&l);
     g_assert(util_stats(l.e).pages_sharing +
                      util_stats(l.e).kernel_pages >= CHUNK_PAGES / 2);
     left_end(&l);
