@@ -6,6 +6,7 @@
 #include <inttypes.h>
 
 #include "base/prim.h"
+#include "engine/state.h"
 #include "house.h"
 #include "memory/region.h"
 #include "slower.h"
@@ -115,6 +116,10 @@ void util_print(KsmEngine *e)
                            s.reasons[i]);
         }
     }
+    g_test_message("  costs: isolate %" PRIu64 " map %" PRIu64 " copy %" PRIu64
+                   " back %" PRIu64 " restore %" PRIu64 " ns",
+                   e->costs.isolate_ns, e->costs.map_ns, e->costs.copy_ns,
+                   e->costs.back_ns, e->costs.restore_ns);
 }
 
 bool pair_start(Pair *p, KsmScope scope, KsmDirtySource dirty,

@@ -331,7 +331,6 @@ static void test_measured(void)
         if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
             return;
         }
-        prim.cpu_ns = util_cpu_by_call;  /* not that of slower.h */
         move = s.e->costs.move_ns;
         mem_fill_run(s.m, 0, n, 1, 1);
         mem_fill_run(s.m, 512, n, 1, 1);
