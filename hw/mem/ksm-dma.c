@@ -11,9 +11,12 @@
 #include "libksm.h"
 #include "qemu/atomic.h"
 
+#define STUCK UINT32_MAX    /* what is mapped there is not known any more */
+
 struct KsmDma {
     const uint8_t *host;
-    uint32_t mapped[];      /* mappings to write to, per chunk */
+    const uint8_t *end;
+    uint32_t mapped[];      /* mappings to write to, per chunk; or STUCK */
 };
 
 static size_t chunk_of(const KsmDma *dma, const uint8_t *addr)
@@ -29,6 +32,7 @@ KsmDma *ksm_dma_new(const void *host, size_t size)
     KsmDma *dma = g_malloc0(sizeof(*dma) + chunks * sizeof(dma->mapped[0]));
 
     dma->host = host;
+    dma->end = dma->host + size;
     return dma;
 }
 
@@ -37,9 +41,22 @@ void ksm_dma_free(KsmDma *dma)
     g_free(dma);
 }
 
-static void dma_count(KsmDma *dma, const uint8_t *addr, size_t length,
-                      int change)
+static uint32_t count_after(uint32_t count, bool maps)
 {
+    if (count == STUCK) {
+        return STUCK;
+    }
+    return maps ? count + 1 : count ? count - 1 : STUCK;
+}
+
+/*
+ * The length is the caller's, who may have it from the guest anew: vhost unmaps
+ * a used ring by the size that the queue has then.
+ */
+static void dma_count(KsmDma *dma, const uint8_t *addr, size_t length,
+                      bool maps)
+{
+    length = MIN(length, dma->end - addr);
     if (!length) {
         return;
     }
@@ -50,22 +67,29 @@ static void dma_count(KsmDma *dma, const uint8_t *addr, size_t length,
      */
     for (size_t i = chunk_of(dma, addr); i <= chunk_of(dma, addr + length - 1);
          i++) {
-        qatomic_add(&dma->mapped[i], change);
+        uint32_t was, seen = qatomic_read(&dma->mapped[i]);
+
+        do {
+            was = seen;
+            seen = qatomic_cmpxchg(&dma->mapped[i], was,
+                                   count_after(was, maps));
+        } while (seen != was);
     }
 }
 
 void ksm_dma_map(KsmDma *dma, const void *addr, size_t length)
 {
-    dma_count(dma, addr, length, 1);
+    dma_count(dma, addr, length, true);
 }
 
 void ksm_dma_unmap(KsmDma *dma, const void *addr, size_t length)
 {
     /*
-     * Unmapping too little leaves a count behind, unmapping too much makes it
-     * wrap: in both cases the chunk is never merged.
+     * Unmapping too little leaves a count behind, unmapping what was not
+     * mapped makes it STUCK: in both cases the chunk is never merged.  A guest
+     * that makes its vhost unmap more than that takes a count of its own.
      */
-    dma_count(dma, addr, length, -1);
+    dma_count(dma, addr, length, false);
 }
 
 bool ksm_dma_busy(const KsmDma *dma, const void *addr, size_t length)

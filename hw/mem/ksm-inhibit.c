@@ -13,6 +13,7 @@
 #include "hw/mem/ksm-hooks.h"
 #include "hw/qdev-core.h"
 #include "ksm-inhibit.h"
+#include "ksm-log.h"
 #include "libksm.h"
 #include "migration/misc.h"
 #include "qapi/error.h"
@@ -50,6 +51,12 @@ void ksm_guests_pin_begin(void)
     /* full barriers: see ksm_dma_busy() */
     qatomic_inc(&pins);
     ksm_guests_settle();
+    /*
+     * A container that comes while the log is on is told to track writes when
+     * it has no devices yet, and not again when a migration joins: its pages
+     * would be missing there.  So it is off now, not at the next tick.
+     */
+    ksm_log_switch(false);
 }
 
 void ksm_guests_pin_end(void)

@@ -33,6 +33,7 @@ static struct {
     bool migrating;
     RunState state;
     const char *kernel;
+    bool log_on;
 } now;
 
 bool kvm_allowed;
@@ -41,6 +42,11 @@ bool tcg_allowed = true;
 CPUTailQ cpus_queue = QTAILQ_HEAD_INITIALIZER(cpus_queue);
 
 static Object *machine;
+
+void ksm_log_switch(bool on)
+{
+    now.log_on = on;
+}
 
 Object *qdev_get_machine(void)
 {
@@ -162,6 +168,32 @@ static void test_dma(void)
     /* more was unmapped than was mapped: left alone for good */
     ksm_dma_unmap(dma, last, KSM_PAGE_SIZE);
     g_assert_true(ksm_dma_busy(dma, last, KSM_PAGE_SIZE));
+    ksm_dma_map(dma, last, KSM_PAGE_SIZE);
+    g_assert_true(ksm_dma_busy(dma, last, KSM_PAGE_SIZE));
+    ksm_dma_unmap(dma, last, KSM_PAGE_SIZE);
+    g_assert_true(ksm_dma_busy(dma, last, KSM_PAGE_SIZE));
+    ksm_dma_free(dma);
+}
+
+/* By lengths that the guest had a say in: nothing behind the counts changes. */
+static void test_dma_beyond(void)
+{
+    uint8_t *host = (uint8_t *)KSM_CHUNK_SIZE;
+    uint8_t *end = host + 2 * KSM_CHUNK_SIZE;
+    size_t many = 64 * KSM_CHUNK_SIZE;
+    KsmDma *dma = ksm_dma_new(host, 2 * KSM_CHUNK_SIZE);
+
+    nothing();
+    ksm_dma_map(dma, end - 1, 1);
+    g_assert_true(ksm_dma_busy(dma, end - 1, 1));
+    /* counts of so many chunks would be seen by asan, or by the heap */
+    ksm_dma_unmap(dma, end - 1, many);
+    g_assert_false(ksm_dma_busy(dma, host, 2 * KSM_CHUNK_SIZE));
+    ksm_dma_map(dma, end - 1, many);
+    g_assert_true(ksm_dma_busy(dma, end - 1, 1));
+    g_assert_false(ksm_dma_busy(dma, host, 1));
+    ksm_dma_unmap(dma, end - 1, 1);
+    g_assert_false(ksm_dma_busy(dma, host, 2 * KSM_CHUNK_SIZE));
     ksm_dma_free(dma);
 }
 
@@ -201,8 +233,13 @@ static void test_dma_pinned(void)
     g_assert_true(ksm_pinned());
     g_assert_true(ksm_dma_busy(dma, host, KSM_PAGE_SIZE));
     nothing();
-    /* two VFIO containers, which let discards be (ccw, mdev) */
+    /*
+     * two VFIO containers, which let discards be (ccw, mdev); before the first
+     * can hear of a dirty log it is off
+     */
+    now.log_on = true;
     ksm_guests_pin_begin();
+    g_assert_false(now.log_on);
     ksm_guests_pin_begin();
     ksm_guests_pin_end();
     g_assert_true(ksm_pinned());
@@ -333,6 +370,7 @@ int main(int argc, char **argv)
     g_test_add_func("/ksm-inhibit/reasons", test_reasons);
     g_test_add_func("/ksm-inhibit/bypass", test_bypass);
     g_test_add_func("/ksm-inhibit/dma", test_dma);
+    g_test_add_func("/ksm-inhibit/dma/beyond", test_dma_beyond);
     g_test_add_func("/ksm-inhibit/dma-bypass", test_dma_bypass);
     g_test_add_func("/ksm-inhibit/dma-pinned", test_dma_pinned);
     g_test_add_func("/ksm-inhibit/nested", test_nested);

@@ -68,7 +68,8 @@ void ksm_guests_bypass_end(void);
 /**
  * ksm_guests_pin_begin, ksm_guests_pin_end: a device may pin any RAM from now
  * on, or be told where it is.  Called before the first time, and after it has
- * let go of all of it.  The first waits as ksm_guests_settle() does.
+ * let go of all of it.  The first waits as ksm_guests_settle() does, and is
+ * called with the BQL.
  */
 void ksm_guests_pin_begin(void);
 void ksm_guests_pin_end(void);
