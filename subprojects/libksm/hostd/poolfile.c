@@ -237,8 +237,13 @@ int poolfile_make(PoolFile *f, uint64_t bytes, char **note)
             ": it is a memfd, and members that are root or of this user are "
             "refused; allow user namespaces, or give CAP_SYS_ADMIN at start");
     }
-    f->keeps_all = huge_shmem(f->kind == POOLFILE_MEMFD ? HUGE_MEMFD : HUGE_NEVER);
+    f->keeps_all = huge_shmem(poolfile_mount(f));
     return ret;
+}
+
+HugeMount poolfile_mount(const PoolFile *f)
+{
+    return f->kind == POOLFILE_MEMFD ? HUGE_MEMFD : HUGE_NEVER;
 }
 
 bool poolfile_may_give(const PoolFile *f, uid_t uid)

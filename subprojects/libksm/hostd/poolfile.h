@@ -19,6 +19,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "base/huge.h"
+
 typedef enum PoolFileKind {
     POOLFILE_TMPFS,
     POOLFILE_MEMFD,
@@ -36,6 +38,7 @@ typedef struct PoolFile {
  * why it is a memfd; else it is NULL.  g_free() it.
  */
 int poolfile_make(PoolFile *f, uint64_t bytes, char **note);
+HugeMount poolfile_mount(const PoolFile *f);
 /* May a process of that user have the descriptor? */
 bool poolfile_may_give(const PoolFile *f, uid_t uid);
 

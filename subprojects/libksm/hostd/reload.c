@@ -178,7 +178,7 @@ static void put_server(Image *im, const Server *s)
         .fd = s->file.fd,
         .map_fd = s->file.map_fd,
         .kind = s->file.kind,
-        .keeps_all = s->file.keeps_all,
+        .keeps_all = s->group.pool.keep_all,
         .asked_buckets = g->asked.n,
         .stats = g->stats,
     };

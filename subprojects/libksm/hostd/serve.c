@@ -373,6 +373,7 @@ int server_prepare(Server *s, const GroupConfig *config, const PoolFile *file,
 void server_start(Server *s)
 {
     s->group.pool.keep_all = s->file.keeps_all;
+    s->group.pool.mount = poolfile_mount(&s->file);
     s->group.tell = tell_member;
     s->group.opaque = s;
     s->uncounted = ASKED_MEMBERS;

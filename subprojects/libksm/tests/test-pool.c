@@ -701,6 +701,42 @@ static void test_take_free(Fixture *f, gconstpointer data)
     check_free(&f->pool);
 }
 
+/* Next to what is mapped, as far as slots are free there. */
+static void test_take_near(Fixture *f, gconstpointer data)
+{
+    unsigned n = 8;
+
+    if (f->pool.keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    take_all_but(f, 4096, 1000, 10, 10, 10);
+    g_assert(pool_take_near(&f->pool, 999, 1010, &n) == 1000 && n == 8);
+    /* fewer than are asked for; and nothing in front of a slot is below it */
+    n = 8;
+    g_assert(pool_take_near(&f->pool, 1007, SLOT_NONE, &n) == 1008 && n == 2);
+    n = 8;
+    g_assert(pool_take_near(&f->pool, SLOT_NONE, 3, &n) == 4096 && n == 8);
+    /* the last of them in front of one: then the first are elsewhere */
+    pool_untake(&f->pool, 1000, 10);
+    pool_flush(&f->pool);
+    n = 4;
+    g_assert(pool_take_near(&f->pool, 500, 1010, &n) == 1006 && n == 4);
+    n = 9;
+    g_assert(pool_take_near(&f->pool, SLOT_NONE, 1006, &n) != SLOT_NONE);
+    g_assert(n == 3);
+    n = 6;
+    g_assert(pool_take_near(&f->pool, SLOT_NONE, 1006, &n) == 1000 && n == 6);
+    /* where nothing is free, as pool_take(); and at the end of the file */
+    n = 2;
+    g_assert(pool_take_near(&f->pool, 500, 1000, &n) != SLOT_NONE && n == 2);
+    n = 5;
+    g_assert(pool_take_near(&f->pool, f->pool.top - 1, SLOT_NONE, &n) ==
+             f->pool.top - 5);
+    g_assert(n == 5);
+    check_free(&f->pool);
+}
+
 /* Half the slots are free, each alone: taking many does not take long. */
 static void test_checkerboard(Fixture *f, gconstpointer data)
 {
@@ -1206,6 +1242,46 @@ static void test_huge_shmem(Fixture *f, gconstpointer data)
     }
 }
 
+static uint64_t clock_ns;
+
+static uint64_t clock_is(void)
+{
+    return clock_ns;
+}
+
+/* Who runs the host may switch to huge pages at any time, and does so here. */
+static void test_huge_later(Fixture *f, gconstpointer data)
+{
+    uint32_t a = take_one(f, 'a'), b = take_one(f, 'b'), c = take_one(f, 'c');
+
+    if (f->pool.keep_all) {
+        g_test_skip("shared memory is made of huge pages here");
+        return;
+    }
+    pool_user_add(&f->pool, a);
+    pool_user_add(&f->pool, b);
+    pool_user_add(&f->pool, c);
+    clock_ns = prim_real.now_ns();
+    prim.now_ns = clock_is;
+    pool_user_drop(&f->pool, a);
+    pool_flush(&f->pool);
+    g_assert(f->pool.n_free == 1);
+    pool_user_drop(&f->pool, b);
+    shmem_text = "[always] within_size advise never deny force\n";
+    prim.open_read = open_shmem;
+    prim.punch = punch_never;
+    clock_ns += 200000000;
+    pool_flush(&f->pool);
+    pool_user_drop(&f->pool, c);
+    pool_flush(&f->pool);
+    pool_unkeep(&f->pool);
+    g_assert(!pool_release(&f->pool));
+    g_assert(f->pool.keep_all && f->pool.leaked == 2);
+    prim.open_read = prim_real.open_read;
+    prim.punch = prim_real.punch;
+    prim.now_ns = prim_real.now_ns;
+}
+
 static size_t limit;
 
 static size_t file_limit_is(void)
@@ -1252,6 +1328,12 @@ static void test_file(Fixture *f, gconstpointer data)
     prim.truncate = prim_real.truncate;
     /* a process at its limit of file length gets a signal */
     prim.file_limit = file_limit_is;
+    limit = (step + 99) * PAGE_BYTES + 5;
+    /* which may become less when the file is that long */
+    g_assert(pool_fill(&f->pool, 0, f->page, 1) == 0);
+    limit = PAGE_BYTES;
+    g_assert(pool_fill(&f->pool, 0, f->page, 1) == 0);
+    g_assert(pool_fill(&f->pool, 1, f->page, 1) == -EFBIG);
     limit = (step + 99) * PAGE_BYTES + 5;
     g_assert(!can_take(f, 100) && file_size(f) == step);
     g_assert(can_take(f, 99) && file_size(f) == step + 99);
@@ -2070,6 +2152,7 @@ int main(int argc, char **argv)
     ADD(used_up);
     ADD(model);
     ADD(take_free);
+    ADD(take_near);
     ADD(checkerboard);
     ADD(grow);
     ADD(grow_fails);
@@ -2081,6 +2164,7 @@ int main(int argc, char **argv)
     ADD(capacity);
     ADD(bytes);
     ADD(huge_shmem);
+    ADD(huge_later);
     ADD(file);
     ADD(punch_once);
     ADD(punch_fails_many);

@@ -321,6 +321,42 @@ static void test_runs_calls(void)
     scene_end(&s);
 }
 
+/*
+ * New content between what is merged goes to slots next to those around it, and
+ * needs no mapping of its own, though others are free.
+ */
+static void test_runs_near(gconstpointer data)
+{
+    const unsigned page = GPOINTER_TO_UINT(data), n = 128;
+    size_t mappings;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).pages_sharing == 512);
+    mappings = util_mappings();
+    for (unsigned i = 0; i < 1024; i += 512) {
+        g_assert(ksm_discard(s.r, i * PAGE, n * PAGE) == 0);
+        mem_gone(s.m, i, n);
+        g_assert(ksm_discard(s.r, (i + page) * PAGE, n * PAGE) == 0);
+        mem_gone(s.m, i + page, n);
+    }
+    util_passes(s.e, 2);
+    mem_fill_run(s.m, page, n, 5000, 1);
+    mem_fill_run(s.m, 512 + page, n, 5000, 1);
+    util_passes(s.e, 6);
+    g_assert(util_stats(s.e).pages_sharing == 512 - n);
+    for (unsigned i = page; i <= page + n; i++) {
+        g_assert(i == 512 || i == n || s.r->tag[i] == s.r->tag[i - 1] + 1);
+    }
+    g_assert(util_mappings() <= mappings + 2);
+    scene_end(&s);
+}
+
 /* Page costs are measured where many are isolated at once. */
 static void test_measured(void)
 {
@@ -2154,6 +2190,86 @@ static bool scene_away(Scene *s, KsmDirtySource dirty)
     return true;
 }
 
+static bool swap_looked;
+
+/* While a span is isolated: half of chunk 1 has just been swapped out. */
+static ssize_t late_pagemap(PmScan *scan)
+{
+    uintptr_t half = (uintptr_t)away_mem->addr + CHUNK + CHUNK / 2;
+    ssize_t got = still_pagemap(scan);
+
+    if (!away || scan->protect || got != 1 || scan->vec[0].start >= half ||
+        scan->vec[0].start < half - CHUNK / 2) {
+        return got;
+    }
+    if (scan->vec[0].end > half) {
+        g_assert(scan->vec_len > 1);
+        scan->vec[1] = scan->vec[0];
+        scan->vec[0].end = scan->vec[1].start = half;
+        got++;
+    }
+    scan->vec[0].kinds &= ~PM_PRESENT;
+    scan->vec[0].kinds |= PM_SWAPPED;
+    swap_looked = true;
+    return got;
+}
+
+static int late_register(const UffdRange *range, unsigned mode)
+{
+    away = mode & UFFD_MISSING;
+    return prim_real.uffd_register(range, mode);
+}
+
+static int late_unregister(const UffdRange *range)
+{
+    away = false;
+    return prim_real.uffd_unregister(range);
+}
+
+static int late_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    char *half = away_mem->addr + CHUNK + CHUNK / 2;
+
+    /* nothing of what is swapped out */
+    g_assert(!away || (char *)from >= half ||
+             (char *)from + len <= half - CHUNK / 2);
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+/* Where the kernel may lose what it swaps in then, that is left alone. */
+static void test_away_late(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    s.e->stage.swap_stays = true;
+    mem_fill_run(s.m, 0, 512, 1, 1);
+    mem_fill_run(s.m, 512, 512, 1, 1);
+    away_mem = s.m;
+    swap_looked = false;
+    prim.pagemap = late_pagemap;
+    prim.uffd_register = late_register;
+    prim.uffd_unregister = late_unregister;
+    prim.uffd_move = late_move;
+    util_passes(s.e, 6);
+    g_assert(swap_looked);
+    g_assert(util_stats(s.e).pages_sharing == 256);
+    g_assert(s.r->count[PAGE_HOLE] == PAGES - 1024);
+    mem_check(s.m);
+    prim.pagemap = still_pagemap;
+    prim.uffd_register = prim_real.uffd_register;
+    prim.uffd_unregister = prim_real.uffd_unregister;
+    prim.uffd_move = prim_real.uffd_move;
+    away = false;
+    for (unsigned i = 0; util_stats(s.e).pages_sharing < 512; i++) {
+        g_assert(i < 300);
+        util_passes(s.e, 1);
+    }
+    scene_end(&s);
+}
+
 static void scene_away_end(Scene *s)
 {
     prim.pagemap = still_pagemap;
@@ -3627,6 +3743,10 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/runs/periods", test_periods);
     g_test_add_func("/scan/runs/whole", test_runs_whole);
     g_test_add_func("/scan/runs/calls", test_runs_calls);
+    g_test_add_data_func("/scan/runs/near/behind", GUINT_TO_POINTER(384),
+                         test_runs_near);
+    g_test_add_data_func("/scan/runs/near/before", GUINT_TO_POINTER(128),
+                         test_runs_near);
     g_test_add_func("/scan/runs/measured", test_measured);
     g_test_add_func("/scan/page-cost", test_page_cost);
     g_test_add_func("/scan/estimate-ends", test_estimate_ends);
@@ -3682,6 +3802,7 @@ int main(int argc, char **argv)
     add_sources("/scan/rest-turns", test_rest_turns);
     g_test_add_func("/scan/order", test_order);
     g_test_add_func("/scan/away/freed", test_away_freed);
+    g_test_add_func("/scan/away/late", test_away_late);
     add_sources("/scan/away/moment", test_away_moment);
     /* without a source all is looked at in each pass */
     g_test_add_data_func("/scan/away/long/pagemap",

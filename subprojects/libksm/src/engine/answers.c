@@ -152,6 +152,8 @@ static unsigned pages_offer(KsmEngine *e, const StoreAnswer *a, unsigned n)
         .tag = r->tag + page,
         .id = a->id,
         .n = n,
+        .before = SLOT_NONE,
+        .after = SLOT_NONE,
     };
     OfferFate fate = OFFER_REFUSED;
 

@@ -139,6 +139,8 @@ static bool chunk_offer(KsmEngine *e, KsmRegion *r, size_t chunk)
             .tag = f->tag + i,
             .id = page_id(r, first + i),
             .n = n,
+            .before = SLOT_NONE,
+            .after = SLOT_NONE,
         };
         fate = asks_offer(&e->asks, &o);
         if (fate == OFFER_REFUSED || fate == OFFER_FULL) {

@@ -172,6 +172,8 @@ static StoreOffer offer_of(KsmRegion *r, size_t page, unsigned n)
         .tag = r->tag + page,
         .id = page_id(r, page),
         .n = n,
+        .before = SLOT_NONE,
+        .after = SLOT_NONE,
     };
 }
 
@@ -529,6 +531,20 @@ static bool plan_pays(const KsmPlan *p, const KsmCosts *c, unsigned kept)
            cost / gain <= PAGE_WORTH_NS;
 }
 
+/* The slot that a page of the chunk maps, or will map; SLOT_NONE: none. */
+static uint32_t slot_of(const KsmPlan *p, const KsmRegion *r, size_t page)
+{
+    unsigned i = page % CHUNK_PAGES;
+
+    if (page >= r->n_pages) {
+        return SLOT_NONE;
+    }
+    if (page / CHUNK_PAGES == p->chunk && act_has_slot(p->act[i])) {
+        return p->slot[i];
+    }
+    return page_state(r, page) == PAGE_MERGED ? r->tag[page] : SLOT_NONE;
+}
+
 /*
  * Offers the ACT_NEW pages, in order.  Their slots are to be filled; or they
  * were copied, and are kept until the answer has come; or until there is room.
@@ -544,6 +560,8 @@ static unsigned promote_run(KsmPlan *p, KsmRegion *r, unsigned i, unsigned n)
     if (!o.n) {
         return 0;
     }
+    o.before = page ? slot_of(p, r, page - 1) : SLOT_NONE;
+    o.after = o.n == n ? slot_of(p, r, page + n) : SLOT_NONE;
     fate = tight ? OFFER_REFUSED : asks_offer(p->asks, &o);
     if (fate == OFFER_REFUSED || fate == OFFER_FULL) {
         p->why = tight ? KSM_REASON_NO_MEMORY : store_why(s);

@@ -6,6 +6,7 @@
  * Putting them back: stage-back.c.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <inttypes.h>
 #include <sys/mman.h>
 
@@ -39,11 +40,22 @@ static int stage_prepare(KsmStage *g, char *area)
                                                   : UFFD_MISSING);
 }
 
+/* Until Linux 6.16 a page that is swapped in while it is moved may be lost. */
+static bool kernel_loses_swap(void)
+{
+    g_autofree char *text = prim_read_file("/proc/sys/kernel/osrelease", NULL);
+    unsigned major = 0, minor = 0;
+
+    return !text || sscanf(text, "%u.%u", &major, &minor) != 2 ||
+           major < 6 || (major == 6 && minor < 16);
+}
+
 int stage_init(KsmStage *g)
 {
     uintptr_t at;
     int ret;
 
+    g->swap_stays = kernel_loses_swap();
     g->map_len = 4 * CHUNK_BYTES;
     g->map = area_map(NULL, g->map_len, PROT_READ | PROT_WRITE, 0);
     if (!g->map) {
@@ -145,12 +157,12 @@ static bool look_home(KsmStage *g, Isolation *s)
     return s->home_known;
 }
 
-/* Pages from @i on, up to @end, that are not known to be holes. */
-static unsigned populated_run(const Isolation *s, unsigned i, unsigned end)
+/* Pages from @i on, up to @end, that are not known to be holes, or to stay. */
+static unsigned movable_run(const Isolation *s, unsigned i, unsigned end)
 {
     unsigned n = 0;
 
-    while (i + n < end && !s->hole[i + n]) {
+    while (i + n < end && !s->hole[i + n] && s->fate[i + n] != FATE_STAY) {
         n++;
     }
     return n;
@@ -171,7 +183,7 @@ static bool isolate_move(KsmStage *g, Isolation *s)
     bool called = false;
 
     while (at < s->n) {
-        unsigned n = populated_run(s, at, MIN(s->n, at + piece));
+        unsigned n = movable_run(s, at, MIN(s->n, at + piece));
         size_t done = 0;
         int ret;
 
@@ -280,6 +292,25 @@ static void registration_undo(const KsmStage *g, Isolation *s)
     }
 }
 
+/* What was swapped out since the last look stays; all, if nobody can tell. */
+static void leave_swapped(KsmStage *g, Isolation *s)
+{
+    uint8_t kinds[CHUNK_PAGES];
+
+    if (!g->swap_stays) {
+        return;
+    }
+    if (!look(g, s, s->home, kinds)) {
+        not_moved(s, 0, s->n, FATE_STAY);
+        return;
+    }
+    for (unsigned i = 0; i < s->n; i++) {
+        if (kind_is_populated(kinds[i]) && !(kinds[i] & PM_PRESENT)) {
+            s->fate[i] = FATE_STAY;
+        }
+    }
+}
+
 static bool span_register(KsmStage *g, Isolation *s)
 {
     UffdRange range = span_range(g, s);
@@ -307,13 +338,14 @@ static bool take_out(KsmStage *g, Isolation *s)
     if (!span_register(g, s)) {
         return false;
     }
+    leave_swapped(g, s);
     t = prim.cpu_ns();
     moved = isolate_move(g, s);
     if (s->n >= 2 * SPAN_MIN) {
         s->spent.move_ns = prim.cpu_ns() - t;
     }
-    if (!moved) {
-        not_moved(s, 0, s->n, FATE_HOLE);
+    for (unsigned i = 0; i < s->n && !moved; i++) {
+        s->fate[i] = s->fate[i] == FATE_STAY ? FATE_STAY : FATE_HOLE;
     }
     return moved;
 }

@@ -62,6 +62,7 @@ typedef struct KsmStage {
     KsmLost poisoned;       /* their memory failed */
     KsmLost displaced;      /* the owner mapped something else there */
     uint64_t huge_split;    /* huge pages that were taken out */
+    bool swap_stays;        /* the kernel may lose what is moved from swap */
 } KsmStage;
 
 /* What isolation made of a page. */

@@ -24,6 +24,7 @@
 
 #define FILE_STEP       8192u   /* slots: the file grows by 32 MiB */
 #define PATTERN_PIECE   64u     /* pages of a pattern written at once */
+#define HUGE_LOOK_NS    UINT64_C(100000000)
 /* Page tables of so much can be moved at once. */
 #define VIEW_ALIGN      ((size_t)1 << 30)
 #define LINE_SLOTS      4096u   /* that a FreeLine tells of */
@@ -80,7 +81,8 @@ int pool_init(KsmPool *p, unsigned max_sharing)
     if (ret < 0) {
         return ret;
     }
-    p->keep_all = huge_shmem(HUGE_MEMFD);
+    p->mount = HUGE_MEMFD;
+    p->keep_all = huge_shmem(p->mount);
     p->fd = prim.memfd("libksm-pool");
     if (p->fd < 0) {
         return p->fd;
@@ -493,6 +495,54 @@ uint32_t pool_take(KsmPool *p, unsigned *n)
     return slot;
 }
 
+/* The free slots from @slot on, up to @n. */
+static uint32_t take_at(KsmPool *p, uint32_t slot, unsigned *n)
+{
+    if (slot == p->top) {
+        slot = top_take(p, n);
+    } else {
+        *n = slot < p->top ? run_length(p, slot, *n) : 0;
+        slots_mark(p, slot, *n, MARK_TAKEN);
+    }
+    if (slot != SLOT_NONE) {
+        memset(p->users + slot, 0, *n * sizeof(*p->users));
+    }
+    return *n ? slot : SLOT_NONE;
+}
+
+uint32_t pool_take_near(KsmPool *p, uint32_t before, uint32_t after,
+                        unsigned *n)
+{
+    unsigned got = *n;
+
+    if (before != SLOT_NONE) {
+        uint32_t slot = take_at(p, before + 1, &got);
+
+        if (slot != SLOT_NONE) {
+            *n = got;
+            return slot;
+        }
+    }
+    got = after != SLOT_NONE && after <= p->top ? run_before(p, after, *n) : 0;
+    if (got == *n) {
+        return take_at(p, after - *n, n);
+    }
+    if (got) {
+        unsigned first = *n - got;
+        uint32_t slot;
+
+        /* those are not for the first pages */
+        slots_mark(p, after - got, got, MARK_TAKEN);
+        slot = pool_take(p, &first);
+        slots_mark(p, after - got, got, MARK_FREE);
+        if (slot != SLOT_NONE) {
+            *n = first;
+            return slot;
+        }
+    }
+    return pool_take(p, n);
+}
+
 static int slot_compare(const void *a, const void *b)
 {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
@@ -524,9 +574,45 @@ static void slots_gone(KsmPool *p, uint32_t slot, unsigned n)
     p->leaked += n;
 }
 
+/* Asked as long as the answer is no: who runs the host may say otherwise. */
+static bool keeps_all(KsmPool *p)
+{
+    uint64_t now;
+
+    if (!p->keep_all) {
+        now = prim.now_ns();
+        if (now - p->huge_ns >= HUGE_LOOK_NS) {
+            p->huge_ns = now;
+            p->keep_all = huge_shmem(p->mount);
+        }
+    }
+    return p->keep_all;
+}
+
+static void list_push(KsmPool *p, SlotList *l, uint32_t slot)
+{
+    p->hash[slot] = l->first;
+    l->first = slot;
+    if (l->last == SLOT_NONE) {
+        l->last = slot;
+    }
+}
+
+static void slot_keep(KsmPool *p, uint32_t slot)
+{
+    list_push(p, &p->kept_slots, slot);
+    p->leaked++;
+}
+
 /* Punches the holes.  A slot that was given up is not taken again before. */
 void pool_flush(KsmPool *p)
 {
+    if (p->n_punch && keeps_all(p)) {
+        while (p->n_punch) {
+            slot_keep(p, p->punch[--p->n_punch]);
+        }
+        return;
+    }
     qsort(p->punch, p->n_punch, sizeof(p->punch[0]), slot_compare);
     for (unsigned i = 0, n; i < p->n_punch; i += n) {
         uint32_t slot = p->punch[i];
@@ -543,15 +629,6 @@ void pool_flush(KsmPool *p)
         }
     }
     p->n_punch = 0;
-}
-
-static void list_push(KsmPool *p, SlotList *l, uint32_t slot)
-{
-    p->hash[slot] = l->first;
-    l->first = slot;
-    if (l->last == SLOT_NONE) {
-        l->last = slot;
-    }
 }
 
 static uint32_t list_pop(KsmPool *p, SlotList *l)
@@ -580,9 +657,9 @@ static void list_join(KsmPool *p, SlotList *to, SlotList *from)
     *from = empty_list;
 }
 
-static bool slot_is_kept(const KsmPool *p, uint32_t slot)
+static bool slot_is_kept(KsmPool *p, uint32_t slot)
 {
-    return p->keep_all || (p->kept && slot / 8 < p->kept_len &&
+    return keeps_all(p) || (p->kept && slot / 8 < p->kept_len &&
                            (p->kept[slot / 64] >> (slot % 64) & 1));
 }
 
@@ -654,8 +731,7 @@ void pool_fork(KsmPool *p)
 static void slot_give_up(KsmPool *p, uint32_t slot)
 {
     if (slot_is_kept(p, slot)) {
-        list_push(p, &p->kept_slots, slot);
-        p->leaked++;
+        slot_keep(p, slot);
         return;
     }
     if (p->n_punch == G_N_ELEMENTS(p->punch)) {
@@ -699,6 +775,10 @@ int pool_fill(KsmPool *p, uint32_t slot, const void *pages, unsigned n)
     const char *from = pages;
     size_t done = 0, len = (size_t)n * PAGE_BYTES;
 
+    /* it may be less than it was: past it the kernel would send a signal */
+    if ((size_t)slot * PAGE_BYTES + len > prim.file_limit()) {
+        return -EFBIG;
+    }
     while (done < len) {
         ssize_t ret = prim.write(p->fd, from + done, len - done,
                                  (off_t)slot * PAGE_BYTES + done);

@@ -27,6 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/huge.h"
 #include "base/page.h"
 #include "share/slot.h"
 
@@ -76,6 +77,8 @@ typedef struct KsmPool {
     uint64_t *kept;         /* bitmap: a forked child may map it; or NULL */
     size_t kept_len;        /* bytes of it */
     bool keep_all;          /* give up nothing */
+    HugeMount mount;        /* what decides of huge pages in the file */
+    uint64_t huge_ns;       /* when that was asked last */
     int node;               /* where slots get memory now; -1: anywhere */
     uint64_t leaked;        /* slots without users not to be had (yet) */
     int watch_fd;           /* tells whether children live; -1: none */
@@ -133,6 +136,14 @@ int pool_reserve_slots(KsmPool *p, size_t slots);
  */
 #define TAKE_WORTH      32u
 uint32_t pool_take(KsmPool *p, unsigned *n);
+/*
+ * The same, next to a slot that is mapped: behind @before, or, for the last of
+ * @n pages, in front of @after, where these are no SLOT_NONE.  Of what only the
+ * last pages have slots for there, the first pages get others, and *@n is their
+ * number.
+ */
+uint32_t pool_take_near(KsmPool *p, uint32_t before, uint32_t after,
+                        unsigned *n);
 void pool_untake(KsmPool *p, uint32_t slot, unsigned n);
 /* Memory for the slots, so that filling them needs none. 0 or -errno. */
 int pool_allocate(KsmPool *p, uint32_t slot, unsigned n);

@@ -36,7 +36,7 @@ static OfferFate local_offer(KsmStore *s, StoreOffer *o)
 {
     KsmPool *p = store_local_pool(s);
 
-    o->slot = pool_take(p, &o->n);
+    o->slot = pool_take_near(p, o->before, o->after, &o->n);
     if (o->slot == SLOT_NONE) {
         return OFFER_REFUSED;
     }

@@ -53,6 +53,11 @@ typedef struct StoreOffer {
     uint32_t id;            /* of the first page */
     /* The store may set it lower, to one at least: it took no others. */
     unsigned n;
+    /*
+     * Slots that the pages just before and just after these map, or SLOT_NONE:
+     * next to them a slot needs no mapping of its own.
+     */
+    uint32_t before, after;
     uint32_t slot;          /* OFFER_TAKEN: the first of @n */
 } StoreOffer;
 
