@@ -138,6 +138,29 @@ static void test_hint(void)
     pair_end(&p);
 }
 
+/*
+ * Where what vanishes from the staging area is waited for, by us, nothing is
+ * freed lazily.
+ */
+static void test_hint_blocking(void)
+{
+    bool started;
+    Pair p;
+
+    prim.open_read = open_calm;
+    started = pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL);
+    prim.open_read = prim_real.open_read;
+    if (!started) {
+        return;
+    }
+    mem_fill_run(p.a, 0, 512, 90001, 1);
+    p.e->dirty.wp_async = false;
+    g_assert(ksm_free_hint(p.ra, 0, 512 * PAGE) == 0);
+    g_assert(mem_present(p.a, 0, 512) == 0);
+    mem_gone(p.a, 0, 512);
+    pair_end(&p);
+}
+
 static const Mem *whole;        /* its memory cannot be mapped anew */
 static unsigned whole_maps, whole_fills;
 static int fill_ret;
@@ -612,6 +635,7 @@ int main(int argc, char **argv)
     g_test_add_func("/discard/range", test_discard);
     g_test_add_func("/discard/tracked", test_discard_tracked);
     g_test_add_func("/discard/hint", test_hint);
+    g_test_add_func("/discard/hint/blocking", test_hint_blocking);
     g_test_add_data_func("/discard/in-place/no-map", GINT_TO_POINTER(false),
                          test_discard_in_place);
     g_test_add_data_func("/discard/in-place/no-vmas", GINT_TO_POINTER(true),

@@ -406,6 +406,9 @@ static void marked_start(Left *l)
     config.max_cpu = 100;
     config.free_policy = KSM_FREE_LAZY;
     l->e = util_engine_of(&config);
+    if (!l->e) {
+        return;
+    }
     l->m = mem_new(PAIR_PAGES, 0, MEM_SMALL);
     for (size_t i = 0; i < PAIR_PAGES; i++) {
         mem_fill(l->m, i, 1 + i % CHUNK_PAGES);
@@ -465,6 +468,49 @@ static void test_process_marked_refused(void)
     mem_gone(l.m, 0, CHUNK_PAGES);
     left_end(&l);
     g_assert(prctl(PR_SET_MEMORY_MERGE, 0, 0, 0, 0) == 0);
+}
+
+static uintptr_t taken_from, taken_to;     /* away from ksmd, last */
+static unsigned protects;
+
+static int advise_taken(void *addr, size_t len, int advice)
+{
+    if (advice == MADV_UNMERGEABLE) {
+        taken_from = (uintptr_t)addr;
+        taken_to = taken_from + len;
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+static int protect_taken(const UffdRange *range, bool on)
+{
+    uintptr_t at = (uintptr_t)range->addr;
+
+    if (on) {
+        g_assert(at >= taken_from && at + range->len <= taken_to);
+        protects++;
+    }
+    return prim_real.uffd_protect(range, on);
+}
+
+/* Its owner gives all of it to ksmd, long after it was given to the engine. */
+static void test_marked_late(void)
+{
+    Left l;
+
+    marked_start(&l);
+    if (!l.e) {
+        return;
+    }
+    g_assert(madvise(l.m->addr, PAIR_PAGES * PAGE, MADV_MERGEABLE) == 0);
+    protects = 0;
+    prim.advise = advise_taken;
+    prim.uffd_protect = protect_taken;
+    g_assert(ksm_unmerge(l.r, 0, PAIR_PAGES * PAGE) == 0);
+    g_assert(protects > 0);
+    prim.advise = prim_real.advise;
+    prim.uffd_protect = prim_real.uffd_protect;
+    left_end(&l);
 }
 
 static bool has_ksmd(void)
@@ -598,6 +644,7 @@ int main(int argc, char **argv)
     g_test_add_func("/tail/discarded", test_discarded);
     g_test_add_func("/tail/hinted", test_hinted);
     g_test_add_func("/tail/hinted/marked", test_hinted_marked);
+    g_test_add_func("/tail/marked-late", test_marked_late);
     g_test_add_func("/tail/process", test_process_marked);
     g_test_add_func("/tail/process/refused", test_process_marked_refused);
     g_test_add_func("/tail/ksmd/merges", test_ksmd);

@@ -100,7 +100,9 @@ static int known_empty(KsmEngine *e, KsmRegion *r, const PageRun *run,
 int discard_range(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
                   DiscardKind kind)
 {
-    bool lazy = kind == DISCARD_HINT && freer_is_lazy(e->freer);
+    /* without it what vanishes from the staging area is waited for: stage.c */
+    bool lazy = kind == DISCARD_HINT && e->dirty.wp_async &&
+                freer_is_lazy(e->freer);
     size_t end = page + n;
 
     while (page < end) {

@@ -28,18 +28,15 @@ static void keep_home(void *addr, size_t len)
     }
 }
 
-int attr_unmergeable(const KsmRegion *r, void *addr, size_t len)
+int attr_unmergeable(void *addr, size_t len)
 {
     int ret;
 
-    if (!r->merge_any) {
-        return 0;
-    }
     do {
         ret = prim.advise(addr, len, MADV_UNMERGEABLE);
     } while (ret == -EINTR);
-    /* EAGAIN: for want of memory, or of mappings */
-    return ret == -EAGAIN ? -ENOMEM : ret;
+    /* EAGAIN: for want of memory, or of mappings; EINVAL: there is no ksmd */
+    return ret == -EAGAIN ? -ENOMEM : ret == -EINVAL ? 0 : ret;
 }
 
 void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind)
@@ -59,7 +56,8 @@ void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind)
     if (kind == ATTR_OWN && (page_chunk(r, page)->flags & CHUNK_TAIL)) {
         /* else it is a mapping apart from those around it */
         prim.advise(addr, len, MADV_MERGEABLE);
-    } else if (attr_unmergeable(r, addr, len) < 0 && kind == ATTR_OWN) {
+    } else if (r->merge_any && attr_unmergeable(addr, len) < 0 &&
+               kind == ATTR_OWN) {
         /* what this says is that ksmd may have merged pages there */
         r->mergeable = true;
     }

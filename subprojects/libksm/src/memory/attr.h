@@ -24,7 +24,7 @@ typedef enum AttrKind {
  * its owner afterwards (restore.h), and of those that were merged and freed
  * lazily it may lose one (libksm-free.h).  0 or -errno: some may be left to it.
  */
-int attr_unmergeable(const KsmRegion *r, void *addr, size_t len);
+int attr_unmergeable(void *addr, size_t len);
 
 /* Hints: the kernel may refuse them. */
 void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind);

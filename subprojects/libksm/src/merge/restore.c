@@ -273,8 +273,8 @@ static int restore_run(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
         /* the content gets its own copy; the mapping stays */
         return copy_in_place(s, r, page, n);
     }
-    /* ksmd would take the protection away */
-    ret = attr_unmergeable(r, range.addr, range.len);
+    /* ksmd would take the protection away; who knows who has marked it since */
+    ret = attr_unmergeable(range.addr, range.len);
     ret = ret < 0 ? ret : prim.uffd_register(&range, UFFD_PROTECT);
     if (ret < 0) {
         return ret;
