@@ -811,7 +811,7 @@ bool group_keep_step(Group *g, GroupMember *m, const Holds *keep,
         if (slot < end) {
             group_keep(g, m, slot, holds_of(keep, slot));
         }
-        *from = slot + 1;
+        *from = MIN(slot + 1, end);
     }
     return *from < g->pool.top;
 }

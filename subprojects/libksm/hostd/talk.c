@@ -107,10 +107,28 @@ static unsigned members_of(const Server *s, int pidfd)
     return n;
 }
 
+/* One of the process that sends, which is not connected and holds nothing. */
+static Member *member_idle(const Server *s, int pidfd)
+{
+    uint32_t pid = process_number(pidfd);
+
+    for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
+        Member *m = (Member *)s->group.member[i];
+
+        if (m && m->exit_watch && !m->conn && !m->listed &&
+            !m->held.holds.held && m->pid == pid) {
+            return m;
+        }
+    }
+    return NULL;
+}
+
 /*
  * A process can be several: an engine that was ended and made anew is another
  * member, while the first one's slots may still be mapped.  But none may be so
- * many that there is no room for others.
+ * many that there is no room for others: then one goes that has nothing to come
+ * back for.  (A connection that was given up before it was welcome leaves one,
+ * too.)
  */
 static bool join(Client *c, const WireHello *h, Packet *p)
 {
@@ -118,6 +136,15 @@ static bool join(Client *c, const WireHello *h, Packet *p)
     unsigned most = MAX(PROCESS_MIN, s->group.config.max_members / 8);
     int ret;
 
+    if (members_of(s, p->pidfd) >= most) {
+        Member *idle = member_idle(s, p->pidfd);
+
+        if (idle) {
+            g_source_remove(idle->exit_watch);
+            idle->exit_watch = 0;
+            server_leave(s, idle);
+        }
+    }
     if (members_of(s, p->pidfd) >= most) {
         client_refuse(c, WIRE_REFUSED_FULL, "the process is %u members, as "
                       "many as one may be", most);

@@ -1104,6 +1104,31 @@ static void run_forgotten(void)
     prim.now_ns = prim_real.now_ns;
 }
 
+/* What holds nothing is forgotten where a process is too many members. */
+static void run_forgotten_empty(void)
+{
+    Peer *p = peer_new();
+    uint32_t slot;
+    KsmStore *s;
+    StoreAnswer a;
+
+    prim.now_ns = now_as_told;
+    s = peer_store(p);
+    slot = told(p, s, 30, 1);
+    store_drop(s, slot);
+    store_flush(s);
+    peer_expect(p, WIRE_DROP);
+    peer_hang_up(p);
+    reconnect(p, s);
+    peer_welcome(p, false);
+    g_assert(answers(s, &a, 1) == 0 && !store_is_gone(s));
+    told(p, s, 30, 1);
+    g_assert(store_stats(s).sharing == 1);
+    store_free(s);
+    peer_free(p);
+    prim.now_ns = prim_real.now_ns;
+}
+
 typedef struct Lie {
     const char *name;
     size_t len;
@@ -1490,6 +1515,7 @@ int main(int argc, char **argv)
     g_test_add_func("/remote/generation", run_generation);
     g_test_add_func("/remote/generation/border", run_border);
     g_test_add_func("/remote/forgotten", run_forgotten);
+    g_test_add_func("/remote/forgotten/empty", run_forgotten_empty);
     g_test_add_func("/remote/lie-late", run_lie_late);
     g_test_add_func("/remote/unwelcome", run_unwelcome);
     g_test_add_func("/remote/unready", run_unready);

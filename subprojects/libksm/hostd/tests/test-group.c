@@ -537,6 +537,46 @@ static void test_many(void)
     group_free(g);
 }
 
+/* What a member does not list goes back, in pieces, and all of it. */
+static void test_keep_far(void)
+{
+    enum { FAR = 3 * 65536, TAKE = 512 };
+    g_autofree Group *g = g_new(Group, 1);
+    GroupConfig config = { .slots = FAR, .max_holds = 64, .max_members = 2,
+                           .share = 100, .root = "/" };
+    g_autofree char *note = NULL;
+    uint32_t from = 0;
+    PoolFile file;
+    GroupMember m;
+    Holds keep;
+
+    g_assert(poolfile_make(&file, (uint64_t)FAR * PAGE_BYTES, &note) == 0);
+    g_assert(group_init(g, &config, file.fd, file.map_fd) == 0);
+    g_assert(group_join(g, &m, FAR) == 0);
+    g_assert(holds_init(&keep, FAR) == 0);
+    for (uint32_t slot = 0; slot < FAR; slot += TAKE) {
+        unsigned n = TAKE;
+
+        g_assert(pool_take(&g->pool, &n) == slot && n == TAKE);
+    }
+    /* where pieces begin and end */
+    g_assert(group_hold(g, &m, 10));
+    g_assert(group_hold(g, &m, 65536));
+    g_assert(group_hold(g, &m, 131071));
+    g_assert(group_hold(g, &m, 131072));
+    g_assert(group_hold(g, &m, FAR - 1));
+    holds_add(&keep, 131071);
+    while (group_keep_step(g, &m, &keep, &from)) {
+        continue;
+    }
+    g_assert(m.holds.held == 1 && holds_of(&m.holds, 131071) == 1);
+    while (group_leave_step(g, &m)) {
+        continue;
+    }
+    holds_free(&keep);
+    group_free(g);
+}
+
 typedef struct Run {
     GroupConfig config;
     bool strict;            /* no slot is ever full, no block is made */
@@ -1075,6 +1115,7 @@ int main(int argc, char **argv)
     g_test_add_func("/group/refill", test_refill);
     g_test_add_func("/group/rest", test_rest);
     g_test_add_func("/group/many", test_many);
+    g_test_add_func("/group/keep-far", test_keep_far);
     g_test_add("/group/no-room", FakeRoot, NULL, fake_make, test_no_room,
                fake_remove);
     g_test_add_func("/group/failures", test_failures);

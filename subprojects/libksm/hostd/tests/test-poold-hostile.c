@@ -1127,6 +1127,39 @@ static void test_greedy_process(void)
     poold_free(d);
 }
 
+/* A process whose engines come and go, one after the other, for years. */
+static void test_many_engines(void)
+{
+    static const PooldConfig config = { .members = 20 };
+    Poold *d = poold_new(&config);
+    Peer *p[8], *late;
+
+    for (unsigned i = 0; i < 50; i++) {
+        Peer *one = peer_connect(d);
+
+        g_assert(peer_hello(one, NULL));
+        peer_free(one);
+    }
+    /* what holds something has something to come back for */
+    for (unsigned i = 0; i < G_N_ELEMENTS(p); i++) {
+        p[i] = peer_connect(d);
+        g_assert(peer_hello(p[i], NULL));
+        g_assert(peer_offer_one(p[i], 100 + i) < p[i]->welcome.slots);
+    }
+    for (unsigned i = 0; i < G_N_ELEMENTS(p); i++) {
+        peer_close(p[i]);
+    }
+    late = peer_connect(d);
+    g_assert(!peer_hello(late, NULL));
+    g_assert(late->refused.code == WIRE_REFUSED_FULL);
+    peer_free(late);
+    for (unsigned i = 0; i < G_N_ELEMENTS(p); i++) {
+        peer_free(peer_resume(d, p[i]));
+        peer_free(p[i]);
+    }
+    poold_free(d);
+}
+
 static void test_hasty(void)
 {
     Proc *proc[N_HASTY];
@@ -1438,6 +1471,7 @@ int main(int argc, char **argv)
         { "/hostile/silent", test_silent },
         { "/hostile/few-files", test_few_files },
         { "/hostile/greedy-process", test_greedy_process },
+        { "/hostile/many-engines", test_many_engines },
         { "/hostile/hasty", test_hasty },
         { "/hostile/pool", test_pool },
         { "/hostile/unprivileged", test_unprivileged },

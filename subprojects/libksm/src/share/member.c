@@ -541,6 +541,17 @@ static bool has_pool(const KsmMember *m, const WireWelcome *w)
     return m->now && m->now->generation == w->generation;
 }
 
+/* Nothing here counts on the daemon. */
+static bool holds_nothing(const KsmForeign *f)
+{
+    for (uint32_t slot = 0; slot < f->top; slot++) {
+        if (f->holds[slot]) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool welcome_is_sound(const KsmMember *m, const WireWelcome *w,
                              size_t len)
 {
@@ -553,7 +564,8 @@ static bool welcome_is_sound(const KsmMember *m, const WireWelcome *w,
            w->ring_pages <= 1 << 20 && w->asks >= WIRE_ASKS &&
            w->offers >= WIRE_OFFERS && w->in_flight &&
            /* a daemon that forgot us could punch what is mapped here */
-           known == !!w->resumed &&
+           (known == !!w->resumed ||
+            (!w->resumed && (!has_pool(m, w) || holds_nothing(m->now)))) &&
            (!has_pool(m, w) || m->now->slots == w->slots);
 }
 
