@@ -54,7 +54,8 @@ void ksm_guests_pin_begin(void)
     /*
      * A container that comes while the log is on is told to track writes when
      * it has no devices yet, and not again when a migration joins: its pages
-     * would be missing there.  So it is off now, not at the next tick.
+     * would be missing there.  So it is off now, not at the next tick; while
+     * the guest is stopped QEMU puts that off until then.
      */
     ksm_log_switch(false);
 }

@@ -468,7 +468,6 @@ static void go_on(Server *s, const SavedServer *saved, const GArray *clients)
 {
     s->generation = saved->generation;
     s->began = saved->began;
-    s->group.pool.keep_all = saved->keeps_all;
     group_adopt(&s->group, saved->top, saved->file_slots);
     for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
         Member *m = (Member *)s->group.member[i];

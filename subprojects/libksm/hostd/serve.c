@@ -357,6 +357,7 @@ static gboolean server_accept(gint fd, GIOCondition what, gpointer data)
 int server_prepare(Server *s, const GroupConfig *config, const PoolFile *file,
                    int listener)
 {
+    int ret;
 
     memset(s, 0, sizeof(*s));
     s->listener = listener;
@@ -367,13 +368,15 @@ int server_prepare(Server *s, const GroupConfig *config, const PoolFile *file,
     s->to_tell = g_ptr_array_new();
     s->reconciling = g_ptr_array_new();
     s->blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
-    return group_init(&s->group, config, file->fd, file->map_fd);
+    ret = group_init(&s->group, config, file->fd, file->map_fd);
+    /* before anything is given up, as what a reload finds unused is */
+    s->group.pool.mount = poolfile_mount(file);
+    s->group.pool.keep_all = file->keeps_all;
+    return ret;
 }
 
 void server_start(Server *s)
 {
-    s->group.pool.keep_all = s->file.keeps_all;
-    s->group.pool.mount = poolfile_mount(&s->file);
     s->group.tell = tell_member;
     s->group.opaque = s;
     s->uncounted = ASKED_MEMBERS;

@@ -123,12 +123,23 @@ static Member *member_idle(const Server *s, int pidfd)
     return NULL;
 }
 
+/* Numbers are few, and who leaves has one until it is forgotten. */
+static bool all_forgotten(const Server *s)
+{
+    for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
+        if (!asked_is_forgotten(&s->group.asked, i)) {
+            return false;
+        }
+    }
+    return s->leaving->len == 0;
+}
+
 /*
  * A process can be several: an engine that was ended and made anew is another
  * member, while the first one's slots may still be mapped.  But none may be so
  * many that there is no room for others: then one goes that has nothing to come
- * back for.  (A connection that was given up before it was welcome leaves one,
- * too.)
+ * back for, and the next when that is forgotten.  (A connection that was given
+ * up before it was welcome leaves one, too.)
  */
 static bool join(Client *c, const WireHello *h, Packet *p)
 {
@@ -139,7 +150,7 @@ static bool join(Client *c, const WireHello *h, Packet *p)
     if (members_of(s, p->pidfd) >= most) {
         Member *idle = member_idle(s, p->pidfd);
 
-        if (idle) {
+        if (idle && all_forgotten(s)) {
             g_source_remove(idle->exit_watch);
             idle->exit_watch = 0;
             server_leave(s, idle);
