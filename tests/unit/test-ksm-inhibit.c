@@ -26,6 +26,7 @@
 #include <sys/utsname.h>
 #include "../../hw/mem/ksm-dma.h"
 #include "../../hw/mem/ksm-inhibit.h"
+#include "../../hw/mem/ksm-log.h"
 
 static struct {
     bool discards_disabled;
