@@ -38,6 +38,7 @@ typedef struct PoolFile {
  * why it is a memfd; else it is NULL.  g_free() it.
  */
 int poolfile_make(PoolFile *f, uint64_t bytes, char **note);
+/* What decides whether it is of huge pages. */
 HugeMount poolfile_mount(const PoolFile *f);
 /* May a process of that user have the descriptor? */
 bool poolfile_may_give(const PoolFile *f, uid_t uid);

@@ -123,7 +123,7 @@ static Member *member_idle(const Server *s, int pidfd)
     return NULL;
 }
 
-/* Numbers are few, and who leaves has one until it is forgotten. */
+/* Numbers are few: who leaves has one until it is forgotten. */
 static bool all_forgotten(const Server *s)
 {
     for (unsigned i = 0; i < ASKED_MEMBERS; i++) {
@@ -132,6 +132,20 @@ static bool all_forgotten(const Server *s)
         }
     }
     return s->leaving->len == 0;
+}
+
+/* False: no member of the process that sends can go now. */
+static bool idle_leaves(Server *s, int pidfd)
+{
+    Member *idle = member_idle(s, pidfd);
+
+    if (!idle || !all_forgotten(s)) {
+        return false;
+    }
+    g_source_remove(idle->exit_watch);
+    idle->exit_watch = 0;
+    server_leave(s, idle);
+    return true;
 }
 
 /*
@@ -147,16 +161,7 @@ static bool join(Client *c, const WireHello *h, Packet *p)
     unsigned most = MAX(PROCESS_MIN, s->group.config.max_members / 8);
     int ret;
 
-    if (members_of(s, p->pidfd) >= most) {
-        Member *idle = member_idle(s, p->pidfd);
-
-        if (idle && all_forgotten(s)) {
-            g_source_remove(idle->exit_watch);
-            idle->exit_watch = 0;
-            server_leave(s, idle);
-        }
-    }
-    if (members_of(s, p->pidfd) >= most) {
+    if (members_of(s, p->pidfd) >= most && !idle_leaves(s, p->pidfd)) {
         client_refuse(c, WIRE_REFUSED_FULL, "the process is %u members, as "
                       "many as one may be", most);
         return false;

@@ -102,16 +102,23 @@ static KsmEngine *calm_engine(void)
     return e;
 }
 
-static void test_hint(void)
+/* Two areas where memory is not short. */
+static bool calm_pair(Pair *p, const KsmRegionOps *ops)
 {
     bool started;
+
+    prim.open_read = open_calm;
+    started = pair_start(p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, ops, MEM_SMALL);
+    prim.open_read = prim_real.open_read;
+    return started;
+}
+
+static void test_hint(void)
+{
     Pair p;
     KsmStats s;
 
-    prim.open_read = open_calm;
-    started = pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL);
-    prim.open_read = prim_real.open_read;
-    if (!started) {
+    if (!calm_pair(&p, NULL)) {
         return;
     }
     mem_fill_run(p.a, 0, 512, 90001, 1);
@@ -144,13 +151,9 @@ static void test_hint(void)
  */
 static void test_hint_blocking(void)
 {
-    bool started;
     Pair p;
 
-    prim.open_read = open_calm;
-    started = pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL);
-    prim.open_read = prim_real.open_read;
-    if (!started) {
+    if (!calm_pair(&p, NULL)) {
         return;
     }
     mem_fill_run(p.a, 0, 512, 90001, 1);
@@ -346,15 +349,10 @@ static void test_discard_barred(gconstpointer data)
     int (*give)(KsmRegion *, size_t, size_t) =
         kind == DISCARD_HINT ? ksm_free_hint : ksm_discard;
     uint64_t scanned;
-    bool started;
     size_t page;
     Pair p;
 
-    prim.open_read = open_calm;
-    started = pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &bar_ops,
-                         MEM_SMALL);
-    prim.open_read = prim_real.open_read;
-    if (!started) {
+    if (!calm_pair(&p, &bar_ops)) {
         return;
     }
     page = bar_page(&p);

@@ -2196,21 +2196,21 @@ static bool scene_away(Scene *s, KsmDirtySource dirty)
 }
 
 static bool swap_looked;
+static uintptr_t swap_end;
 
-/* While a span is isolated: half of chunk 1 has just been swapped out. */
+/* While a span is isolated: chunk 1 has just been swapped out, up to there. */
 static ssize_t late_pagemap(PmScan *scan)
 {
-    uintptr_t half = (uintptr_t)away_mem->addr + CHUNK + CHUNK / 2;
     ssize_t got = still_pagemap(scan);
 
-    if (!away || scan->protect || got != 1 || scan->vec[0].start >= half ||
-        scan->vec[0].start < half - CHUNK / 2) {
+    if (!away || scan->protect || got != 1 || scan->vec[0].start >= swap_end ||
+        scan->vec[0].start < (uintptr_t)away_mem->addr + CHUNK) {
         return got;
     }
-    if (scan->vec[0].end > half) {
+    if (scan->vec[0].end > swap_end) {
         g_assert(scan->vec_len > 1);
         scan->vec[1] = scan->vec[0];
-        scan->vec[0].end = scan->vec[1].start = half;
+        scan->vec[0].end = scan->vec[1].start = swap_end;
         got++;
     }
     scan->vec[0].kinds &= ~PM_PRESENT;
@@ -2233,17 +2233,16 @@ static int late_unregister(const UffdRange *range)
 
 static int late_move(int fd, void *to, void *from, size_t len, size_t *done)
 {
-    char *half = away_mem->addr + CHUNK + CHUNK / 2;
-
     /* nothing of what is swapped out */
-    g_assert(!away || (char *)from >= half ||
-             (char *)from + len <= half - CHUNK / 2);
+    g_assert(!away || (uintptr_t)from >= swap_end ||
+             (char *)from + len <= away_mem->addr + CHUNK);
     return prim_real.uffd_move(fd, to, from, len, done);
 }
 
 /* Where the kernel may lose what it swaps in then, that is left alone. */
-static void test_away_late(void)
+static void test_away_late(gconstpointer data)
 {
+    unsigned swapped = GPOINTER_TO_UINT(data);      /* pages */
     Scene s;
 
     if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
@@ -2254,13 +2253,14 @@ static void test_away_late(void)
     mem_fill_run(s.m, 512, 512, 1, 1);
     away_mem = s.m;
     swap_looked = false;
+    swap_end = (uintptr_t)s.m->addr + CHUNK + swapped * PAGE;
     prim.pagemap = late_pagemap;
     prim.uffd_register = late_register;
     prim.uffd_unregister = late_unregister;
     prim.uffd_move = late_move;
     util_passes(s.e, 6);
     g_assert(swap_looked);
-    g_assert(util_stats(s.e).pages_sharing == 256);
+    g_assert(util_stats(s.e).pages_sharing == 512 - swapped);
     g_assert(s.r->count[PAGE_HOLE] == PAGES - 1024);
     mem_check(s.m);
     prim.pagemap = still_pagemap;
@@ -3807,7 +3807,10 @@ int main(int argc, char **argv)
     add_sources("/scan/rest-turns", test_rest_turns);
     g_test_add_func("/scan/order", test_order);
     g_test_add_func("/scan/away/freed", test_away_freed);
-    g_test_add_func("/scan/away/late", test_away_late);
+    g_test_add_data_func("/scan/away/late/half", GUINT_TO_POINTER(256),
+                         test_away_late);
+    g_test_add_data_func("/scan/away/late/all", GUINT_TO_POINTER(512),
+                         test_away_late);
     add_sources("/scan/away/moment", test_away_moment);
     /* without a source all is looked at in each pass */
     g_test_add_data_func("/scan/away/long/pagemap",

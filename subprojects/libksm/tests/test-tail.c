@@ -398,7 +398,7 @@ static int advise_keeps_ksmd(void *addr, size_t len, int advice)
 }
 
 /* Merged within itself; its owner has taken it away from ksmd, as QEMU does. */
-static void marked_start(Left *l)
+static bool marked_start(Left *l)
 {
     KsmConfig config;
 
@@ -407,7 +407,7 @@ static void marked_start(Left *l)
     config.free_policy = KSM_FREE_LAZY;
     l->e = util_engine_of(&config);
     if (!l->e) {
-        return;
+        return false;
     }
     l->m = mem_new(PAIR_PAGES, 0, MEM_SMALL);
     for (size_t i = 0; i < PAIR_PAGES; i++) {
@@ -417,6 +417,7 @@ static void marked_start(Left *l)
     l->r = util_add(l->e, l->m, &mem_ops);
     passes(l, 8);
     g_assert(util_stats(l->e).merged >= CHUNK_PAGES);
+    return true;
 }
 
 /*
@@ -427,10 +428,9 @@ static void test_process_marked(void)
 {
     Left l;
 
-    if (!process_mark()) {
+    if (!process_mark() || !marked_start(&l)) {
         return;
     }
-    marked_start(&l);
     g_assert(left_marked(&l) == 0);
     /* a page of its own in a mapping of the pool */
     mem_write(l.m, 3, 0, 0xee);
@@ -452,10 +452,9 @@ static void test_process_marked_refused(void)
 {
     Left l;
 
-    if (!process_mark()) {
+    if (!process_mark() || !marked_start(&l)) {
         return;
     }
-    marked_start(&l);
     prim.advise = advise_keeps_ksmd;
     g_assert(ksm_discard(l.r, 0, CHUNK) == 0);
     prim.advise = prim_real.advise;
@@ -498,8 +497,7 @@ static void test_marked_late(void)
 {
     Left l;
 
-    marked_start(&l);
-    if (!l.e) {
+    if (!marked_start(&l)) {
         return;
     }
     g_assert(madvise(l.m->addr, PAIR_PAGES * PAGE, MADV_MERGEABLE) == 0);

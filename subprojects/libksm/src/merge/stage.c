@@ -6,8 +6,8 @@
  * Putting them back: stage-back.c.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <sys/mman.h>
 
 #include "base/prim.h"

@@ -564,8 +564,8 @@ static bool welcome_is_sound(const KsmMember *m, const WireWelcome *w,
            w->ring_pages <= 1 << 20 && w->asks >= WIRE_ASKS &&
            w->offers >= WIRE_OFFERS && w->in_flight &&
            /* a daemon that forgot us could punch what is mapped here */
-           (known == !!w->resumed ||
-            (!w->resumed && (!has_pool(m, w) || holds_nothing(m->now)))) &&
+           (w->resumed ? known
+                       : !has_pool(m, w) || holds_nothing(m->now)) &&
            (!has_pool(m, w) || m->now->slots == w->slots);
 }
 
