@@ -121,6 +121,43 @@ static void all_is_known(Scene *s)
     }
 }
 
+/*
+ * Huge pages that come while all rests, and are equal: the pass that may merge
+ * them comes at once after the one that has hashed them.
+ */
+static void test_soon(void)
+{
+    Scene s;
+
+    s.e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    if (!s.e) {
+        return;
+    }
+    s.fresh = 1000000;
+    s.m = mem_new((CHUNKS + 2) * N, 0, MEM_HUGE);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        stir(&s, i, 0, N);
+    }
+    s.r = util_add(s.e, s.m, &mem_ops);
+    prim.cpu_ns = util_cpu_by_call;
+    util_passes(s.e, 20);
+    g_assert(s.e->scan.idle_ns > 0);
+    for (unsigned i = 0; i < 2; i++) {
+        mem_fill_run(s.m, (CHUNKS + i) * N, N, 1, 1);
+    }
+    if (!is_huge(&s, CHUNKS) || !is_huge(&s, CHUNKS + 1)) {
+        g_test_skip("huge pages cannot be had at present");
+    } else {
+        util_passes(s.e, 1);
+        g_assert(util_stats(s.e).merged == 0);
+        g_assert(s.e->scan.idle_ns == 0);
+        util_passes(s.e, 1);
+        g_assert(util_stats(s.e).pages_sharing == N);
+    }
+    prim.cpu_ns = prim_real.cpu_ns;
+    scene_end(&s);
+}
+
 /* Chunks that are written before each pass, and the others, which are not. */
 static void test_hot(void)
 {
@@ -592,6 +629,7 @@ static void test_struck(gconstpointer data)
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/loose/soon", test_soon);
     g_test_add_func("/loose/hot/alone", test_hot);
     g_test_add_func("/loose/hot/equal", test_hot_equal);
     g_test_add_func("/loose/changed", test_changed);

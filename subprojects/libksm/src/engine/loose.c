@@ -51,6 +51,11 @@ bool loose_begin(KsmEngine *e, KsmRegion *r, size_t chunk)
     return true;
 }
 
+bool loose_is_new(const KsmChunk *c)
+{
+    return (c->flags & CHUNK_LOOSE) && c->hot <= 1;
+}
+
 bool loose_goes_on(const KsmChunk *c)
 {
     return (c->flags & CHUNK_LOOSE) && c->hot == LOOKS_MAX;

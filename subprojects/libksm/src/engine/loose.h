@@ -40,6 +40,9 @@ bool loose_changed(const KsmEngine *e, const KsmRegion *r, size_t page,
 /* After loose_begin() said so, and hashing: so many had changed. */
 void loose_end(KsmEngine *e, KsmRegion *r, size_t chunk, unsigned changed);
 
+/* Has it been hashed once? */
+bool loose_is_new(const KsmChunk *c);
+
 /* Has it been looked at so often that there may be no end to it? */
 bool loose_goes_on(const KsmChunk *c);
 

@@ -403,6 +403,30 @@ static void plan_again(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
 }
 
+/* Does what only the next pass may merge pay for that pass? */
+static bool next_pays(const KsmScan *s)
+{
+    return s->gain_next * PAGE_WORTH_NS > s->cost;
+}
+
+/*
+ * A huge page that was first hashed in this pass is merged in the next one,
+ * which is not to rest for long then.  Not so with later looks: what is hot has
+ * them for ever.
+ */
+static void next_soon(KsmEngine *e, const KsmChunk *c)
+{
+    KsmScan *s = &e->scan;
+
+    if (!loose_is_new(c) || c->wait) {
+        return;
+    }
+    s->gain_next += c->gain;
+    if (s->phase == PHASE_START && next_pays(s)) {
+        s->due = MIN(s->due, prim.now_ns() + IDLE_MIN_NS);
+    }
+}
+
 /* False: there is nothing to carry out. */
 static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -414,6 +438,7 @@ static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (!loose_ready(e, r, chunk)) {
         /* if it is put off it is not called again in this pass */
         r->chunk[chunk].failed_in = pass_mark(&e->scan);
+        next_soon(e, &r->chunk[chunk]);
         return false;
     }
     made = plan_make(&e->plan, r, chunk);
@@ -618,9 +643,8 @@ static void region_start(KsmEngine *e, KsmRegion *r)
 {
     r->rests = region_inhibited(r) || !e->run;
     r->looked = !r->rests;
-    if (r->inhibited) {
-        dirty_pause(&e->dirty, r);
-    } else if (!r->rests) {
+    r->pause_at = r->inhibited ? region_first(r) : region_end(r);
+    if (!r->rests) {
         dirty_resume(&e->dirty, r);
     }
 }
@@ -638,6 +662,7 @@ static void pass_start(KsmEngine *e)
     s->scan_time = e->total.scan_time;
     s->hash_time = 0;
     s->restored = false;
+    s->gain_next = 0;
     s->again = false;
     s->visited = 0;
     cut_pass(&e->cut);
@@ -663,6 +688,8 @@ static uint64_t pass_rest(KsmEngine *e)
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
     uint64_t rest;
 
+    s->cost = yield.cost - yield.hash;
+    yield.go_on |= next_pays(s);
     if (s->settle || starved_lately(e)) {
         return 0;       /* nor is it owed */
     }
@@ -787,6 +814,17 @@ static size_t chunk_next(KsmScan *s)
     return s->chunk;
 }
 
+/* A piece of it; what fails is tried again in the next pass. */
+static void region_pause(KsmEngine *e, KsmRegion *r)
+{
+    uint64_t cpu = prim.cpu_ns();
+
+    if (dirty_pause(&e->dirty, r, &r->pause_at) < 0) {
+        r->pause_at = region_end(r);
+    }
+    e->total.scan_time += prim.cpu_ns() - cpu;
+}
+
 /* A region that rests. */
 static void step_account(KsmEngine *e)
 {
@@ -795,6 +833,10 @@ static void step_account(KsmEngine *e)
     size_t from = s->chunk;
 
     r->looked = false;
+    if (r->pause_at < region_end(r)) {
+        region_pause(e, r);
+        return;
+    }
     for (unsigned i = 0; i < SKIP_STEP; i++) {
         size_t chunk = chunk_next(s);
 

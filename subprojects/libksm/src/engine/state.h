@@ -45,6 +45,8 @@ typedef struct KsmScan {
     uint64_t merged;
     uint64_t hash_time;     /* of this pass, part of scan_time */
     bool restored;          /* something was, for the next pass to merge */
+    uint64_t gain_next;     /* pages that only that may merge, so far */
+    uint64_t cost;          /* ns of CPU of the last pass, without hash_time */
     KsmRhythm rhythm;
     uint64_t visited;       /* chunks of this pass behind us */
     uint32_t ripe[RIPE_MAX];    /* ids of first pages: chunks to merge */
