@@ -17,9 +17,8 @@
  * and waits at most for one chunk (2 MiB) to be finished by ksm_step().
  * ksm_unmerge() and ksm_region_remove() give the lock up between chunks, and
  * while they wait for a device, so that others wait for a chunk at most.
- * The exception: with KSM_DIRTY_PAGEMAP a region whose merging begins, is
- * inhibited or ends is registered and unregistered as a whole, some 25 ms
- * per GiB.
+ * The exception: with KSM_DIRTY_PAGEMAP a region whose merging begins, or was
+ * inhibited and goes on, is registered as a whole.
  * Region ops are called with the lock held: they must not call back into the
  * engine, nor wait for a thread that does.
  *

@@ -213,8 +213,12 @@ void rooms_forget(Rooms *f, KsmRegion *r)
 
 void rooms_remove(Rooms *f, KsmRegion *r)
 {
+    size_t page = region_first(r);
+
     g_assert(rooms_unmerge(f, r, region_first(r), r->len / PAGE) == 0);
-    g_assert(dirty_pause(&f->dirty, r) == 0);
+    while (page < region_end(r)) {
+        g_assert(dirty_pause(&f->dirty, r, &page) == 0);
+    }
     rooms_forget(f, r);
 }
 

@@ -1927,6 +1927,70 @@ static void un_end(Pair *p)
     pair_end(p);
 }
 
+#define LONG_CHUNKS 40u
+
+static struct {
+    size_t longest, total;  /* bytes of a call; of all */
+    size_t fails_below;     /* shorter ones fail */
+} ended;
+
+static int measure_unregister(const UffdRange *range)
+{
+    if (range->len < ended.fails_below) {
+        return -ENOMEM;
+    }
+    ended.longest = MAX(ended.longest, range->len);
+    ended.total += range->len;
+    return prim_real.uffd_unregister(range);
+}
+
+/* Tracking ends in pieces, whoever wants it: others have the lock between. */
+static void test_tracking_ends(gconstpointer by_owner)
+{
+    KsmConfig config;
+    KsmEngine *e;
+    KsmRegion *r;
+    Mem *m;
+
+    ksm_config_init(&config);
+    config.max_cpu = 100;
+    config.dirty = KSM_DIRTY_PAGEMAP;
+    e = util_engine_of(&config);
+    if (!e) {
+        return;
+    }
+    m = mem_new(LONG_CHUNKS * CHUNK_PAGES, 0, MEM_SMALL);
+    for (size_t i = 0; i < m->pages; i++) {
+        mem_fill(m, i, 1 + i);
+    }
+    r = util_add(e, m, &mem_ops);
+    for (unsigned tight = 0; tight < 2; tight++) {
+        m->inhibited = NULL;
+        util_passes(e, 3);
+        g_assert(r->tracking);
+        memset(&ended, 0, sizeof(ended));
+        ended.fails_below = tight ? 20 * CHUNK : 0;
+        prim.uffd_unregister = measure_unregister;
+        if (by_owner) {
+            g_assert(ksm_unmerge(r, 0, m->pages * PAGE) == 0);
+        } else {
+            m->inhibited = "test";
+            util_passes(e, 1);
+        }
+        prim.uffd_unregister = prim_real.uffd_unregister;
+        g_assert(!r->tracking && !r->registered);
+        g_assert(ended.total == m->pages * PAGE);
+        /* a piece that would need a mapping too many goes with all the rest */
+        g_assert(tight ? ended.longest == ended.total
+                       : ended.longest < ended.total / 2);
+    }
+    m->inhibited = NULL;
+    mem_check(m);
+    util_remove(r);
+    ksm_engine_free(e);
+    mem_free(m);
+}
+
 /* A device stays busy: the owner is told, and nobody else waits. */
 static void test_unmerge_busy(void)
 {
@@ -2203,6 +2267,10 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/stats/reasons", test_reasons);
     g_test_add_func("/engine/unmerge/again", test_unmerge);
     g_test_add_func("/engine/settle", test_settle);
+    g_test_add_data_func("/engine/tracking/inhibited", NULL,
+                         test_tracking_ends);
+    g_test_add_data_func("/engine/tracking/unmerged", "",
+                         test_tracking_ends);
     g_test_add_func("/engine/unmerge/busy", test_unmerge_busy);
     g_test_add_func("/engine/unmerge/step", test_unmerge_step);
     g_test_add_func("/engine/unmerge/inhibited", test_unmerge_inhibited);

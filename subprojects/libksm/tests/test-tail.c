@@ -295,6 +295,39 @@ static void test_unmerged(void)
     left_end(&l);
 }
 
+static int advise_keeps_chunks(void *addr, size_t len, int advice)
+{
+    return advice == MADV_UNMERGEABLE && len > 64 * PAGE
+           ? -EAGAIN : prim_real.advise(addr, len, advice);
+}
+
+/* That memory stays with the kernel does not hide behind a busy device. */
+static void test_unmerged_busy(void)
+{
+    size_t run = 30;
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    passes(&l, 8);
+    mem_fill_run(l.m, 100, run, 500000, 1);
+    mem_fill_run(l.m, CHUNK_PAGES + 100, run, 500000, 1);
+    passes(&l, 12);
+    g_assert(util_stats(l.e).pages_sharing >= run);
+    g_assert(util_stats(l.e).kernel_left == 2 * CHUNK);
+    mem_write(l.m, 105, 0, 0xee);
+    l.m->busy = true;
+    prim.advise = advise_keeps_chunks;
+    g_assert(ksm_unmerge(l.r, 0, PAIR_PAGES * PAGE) == -ENOMEM);
+    g_assert(util_stats(l.e).kernel_left == 2 * CHUNK);
+    prim.advise = prim_real.advise;
+    g_assert(ksm_unmerge(l.r, 0, PAIR_PAGES * PAGE) == -EBUSY);
+    g_assert(util_stats(l.e).kernel_left == 0);
+    l.m->busy = false;
+    left_end(&l);
+}
+
 /* While merging is off ksmd is not to merge on. */
 static void test_off(void)
 {
@@ -638,6 +671,7 @@ int main(int argc, char **argv)
     g_test_add_func("/tail/written", test_written);
     g_test_add_func("/tail/vain", test_vain);
     g_test_add_func("/tail/unmerged", test_unmerged);
+    g_test_add_func("/tail/unmerged/busy", test_unmerged_busy);
     g_test_add_func("/tail/off", test_off);
     g_test_add_func("/tail/discarded", test_discarded);
     g_test_add_func("/tail/hinted", test_hinted);

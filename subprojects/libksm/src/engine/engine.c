@@ -524,9 +524,13 @@ static KsmRegion *region_add(KsmEngine *e, void *addr, size_t len, int node,
     }
     if (!entered) {
         /* what stays registered could never be added again */
-        for (unsigned tries = 0;
-             dirty_pause(&e->dirty, r) < 0 && tries < 1000; tries++) {
-            prim.pause(100);
+        size_t page = region_first(r);
+
+        for (unsigned tries = 0; page < region_end(r) && tries < 1000;) {
+            if (dirty_pause(&e->dirty, r, &page) < 0) {
+                prim.pause(100);
+                tries++;
+            }
         }
         region_free(r);
         return NULL;
@@ -595,6 +599,23 @@ static void region_drop(KsmEngine *e, KsmRegion *r)
     store_flush(e->content.store);
 }
 
+/* Others may have the lock between the pieces. */
+static int tracking_end(KsmEngine *e, KsmRegion *r)
+{
+    size_t page = region_first(r);
+    int ret = 0;
+
+    /* nor is it registered anew */
+    r->unmerging++;
+    while (ret == 0 && page < region_end(r)) {
+        ret = dirty_pause(&e->dirty, r, &page);
+        lock_release(&e->lock);
+        lock_take(&e->lock);
+    }
+    r->unmerging--;
+    return ret;
+}
+
 int ksm_region_remove(KsmRegion *region, KsmRemove how)
 {
     KsmEngine *e = region_engine(region);
@@ -605,7 +626,7 @@ int ksm_region_remove(KsmRegion *region, KsmRemove how)
         ret = restore_unmerge(&e->restore, &e->lock, region, 0,
                               region->n_pages);
         ret = ret < 0 ? ret : tail_unmerge(e, region, 0, region->n_pages);
-        ret = ret < 0 ? ret : dirty_pause(&e->dirty, region);
+        ret = ret < 0 ? ret : tracking_end(e, region);
     }
     if (ret == 0) {
         region_drop(e, region);
@@ -791,6 +812,15 @@ int ksm_free_hint(KsmRegion *region, size_t offset, size_t len)
     return ret;
 }
 
+/*
+ * -EBUSY, a page that a device writes to, is no harm to who wants to know of
+ * all writes; what else failed is, and must not hide behind it.
+ */
+static int worse(int ret, int other)
+{
+    return ret == 0 || (ret == -EBUSY && other < 0) ? other : ret;
+}
+
 int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
 {
     KsmEngine *e = region_engine(region);
@@ -799,16 +829,11 @@ int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
 
     lock_take(&e->lock);
     if (!e->dead && region_pages(region, offset, len, &page, &n)) {
-        int tail;
-
-        ret = restore_unmerge(&e->restore, &e->lock, region, page, n);
-        tail = tail_unmerge(e, region, page, n);
-        ret = ret < 0 ? ret : tail;
         /* whatever has to stay, the rest is wanted all the same */
+        ret = restore_unmerge(&e->restore, &e->lock, region, page, n);
+        ret = worse(ret, tail_unmerge(e, region, page, n));
         if (len == region->len) {
-            int paused = dirty_pause(&e->dirty, region);
-
-            ret = paused < 0 ? paused : ret;
+            ret = worse(ret, tracking_end(e, region));
         }
         store_flush(e->content.store);
     }

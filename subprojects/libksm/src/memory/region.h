@@ -151,6 +151,7 @@ struct KsmRegion {
     bool tagged;            /* tags will be written: more than zeroes merge */
     bool tracking;          /* registered for async write-protect */
     bool registered;        /* ... or part of it is, which is of no use */
+    size_t pause_at;        /* inhibited: the page from which on it is */
     const char *inhibited;  /* what the op said last */
     unsigned unmerging;     /* calls that unmerge it: nothing is merged */
     bool rests;             /* not to be merged in this pass */

@@ -32,6 +32,7 @@
 
 #include "watch/dirty.h"
 
+#define PAUSE_CHUNKS 16u    /* unregistered at a time: a ms */
 #define HOT_MAX 3   /* log2 of the passes a hot chunk is left alone */
 #define HOT_NS  UINT64_C(128000000000)      /* ... and how long */
 #define CALM_SHARE  16u
@@ -131,15 +132,16 @@ static size_t alike_until(const KsmRegion *r, size_t page, size_t end)
 }
 
 /*
- * Calls for each run of pages up to *@until that is not in a mapping of the
- * pool; where that fails is left there.
+ * Calls for each run of pages from @page up to *@until that is not in a mapping
+ * of the pool; where that fails is left there.
  */
 static int for_own_pages(const KsmDirty *d, KsmRegion *r,
-                         int (*fn)(const UffdRange *range), size_t *until)
+                         int (*fn)(const UffdRange *range), size_t page,
+                         size_t *until)
 {
     size_t end = *until, next;
 
-    for (size_t i = region_first(r); i < end; i = next) {
+    for (size_t i = page; i < end; i = next) {
         UffdRange range = { d->uffd, page_addr(r, i), 0 };
         int ret;
 
@@ -162,34 +164,65 @@ static int register_protect(const UffdRange *range)
     return prim.uffd_register(range, UFFD_PROTECT);
 }
 
-static int unregister_until(KsmDirty *d, KsmRegion *r, size_t page)
+static int unregister(KsmDirty *d, KsmRegion *r, size_t page, size_t end)
 {
     int ret = -EAGAIN;
 
     for (unsigned tries = 0; ret < 0 && tries < 3; tries++) {
-        size_t until = page;
+        size_t until = end;
 
-        ret = for_own_pages(d, r, prim.uffd_unregister, &until);
+        ret = for_own_pages(d, r, prim.uffd_unregister, page, &until);
     }
+    return ret;
+}
+
+static int unregister_until(KsmDirty *d, KsmRegion *r, size_t page)
+{
+    int ret = unregister(d, r, region_first(r), page);
+
     r->registered = ret < 0;
     return ret;
 }
 
-int dirty_pause(KsmDirty *d, KsmRegion *r)
+/* The page behind so many populated chunks; what is not costs nothing. */
+static size_t pause_end(const KsmRegion *r, size_t page)
 {
+    size_t chunk = page / CHUNK_PAGES;
+
+    for (unsigned n = 0; n < PAUSE_CHUNKS && chunk < r->n_chunks; n++) {
+        chunk = region_known(r, chunk, r->n_chunks) + 1;
+    }
+    return MIN(chunk * CHUNK_PAGES, region_end(r));
+}
+
+int dirty_pause(KsmDirty *d, KsmRegion *r, size_t *page)
+{
+    size_t end = pause_end(r, *page);
+    int ret;
+
     if (!r->tracking && !r->registered) {
+        *page = region_end(r);
         return 0;
     }
     /* all of it is registered anew, or nothing */
     r->tracking = false;
-    return unregister_until(d, r, region_end(r));
+    r->registered = true;
+    ret = unregister(d, r, *page, end);
+    if (ret < 0) {
+        /* a piece needs mappings more, all of it does not */
+        end = region_end(r);
+        ret = unregister(d, r, *page, end);
+    }
+    *page = ret < 0 ? *page : end;
+    r->registered = *page < region_end(r);
+    return ret;
 }
 
 /* Registers all of it, or nothing. */
 static void register_all(KsmDirty *d, KsmRegion *r)
 {
     size_t until = region_end(r);
-    int ret = for_own_pages(d, r, register_protect, &until);
+    int ret = for_own_pages(d, r, register_protect, region_first(r), &until);
 
     r->tracking = ret == 0;
     if (ret == -EBUSY || ret == -EINVAL || ret == -EPERM) {
@@ -202,7 +235,7 @@ static void register_all(KsmDirty *d, KsmRegion *r)
 
 void dirty_resume(KsmDirty *d, KsmRegion *r)
 {
-    if (r->dirty != KSM_DIRTY_PAGEMAP || r->tracking) {
+    if (r->dirty != KSM_DIRTY_PAGEMAP || r->tracking || r->unmerging) {
         return;
     }
     register_all(d, r);

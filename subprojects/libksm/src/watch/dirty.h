@@ -57,10 +57,12 @@ void dirty_track(KsmDirty *d, KsmRegion *r, char *addr, size_t len);
 void dirty_resume(KsmDirty *d, KsmRegion *r);
 
 /*
- * Unregisters the region, so that others can register it.  0, or -errno: part
- * of it is registered still; calling again may help.
+ * Unregisters the region, so that others can register it: a piece of it, some
+ * 25 ms a GiB, from *@page on (at first region_first()), which is then where to
+ * go on; done at region_end().  0, or -errno: the rest is registered still;
+ * calling again may help.  Meanwhile nothing is registered anew.
  */
-int dirty_pause(KsmDirty *d, KsmRegion *r);
+int dirty_pause(KsmDirty *d, KsmRegion *r, size_t *page);
 
 /* A pass begins, @ns after the last one did. */
 void dirty_pass(KsmDirty *d, uint64_t ns);
