@@ -375,6 +375,22 @@ def test_restores_at_last(host: Host) -> None:
     end(driver)
 
 
+def test_record_cannot_be_written(host: Host) -> None:
+    """What the next driver would not know of is not begun; later it is."""
+    driver = host.driver()
+    wait(lambda: host.status().get("state") == "rests")
+    (host.run_dir / "hostd.knobs").mkdir()
+    host.leave(4)
+    wait(lambda: host.status().get("state") == "passive")
+    assert "hostd.knobs" in str(host.status()["why"])
+    assert host.found() == FOUND
+    (host.run_dir / "hostd.knobs").rmdir()
+    wait(host.runs)
+    wait(lambda: host.status().get("state") == "runs")
+    end(driver)
+    assert host.found() == FOUND
+
+
 def test_new_run_directory(host: Host) -> None:
     host.run_dir.rmdir()
     driver = host.driver()

@@ -16,6 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <glib.h>
+
 #include "sys.h"
 
 static int result(long ret)
@@ -92,6 +94,17 @@ static int real_write_text(const char *path, const char *text)
     error = ret < 0 ? -errno : 0;
     close(fd);
     return error;
+}
+
+static int real_replace(const char *path, const char *text)
+{
+    g_autoptr(GError) error = NULL;
+
+    if (g_file_set_contents(path, text, -1, &error)) {
+        return 0;
+    }
+    return g_error_matches(error, G_FILE_ERROR, G_FILE_ERROR_NOSPC) ? -ENOSPC
+                                                                    : -EIO;
 }
 
 static int real_memfd(const char *name, unsigned flags)
@@ -201,6 +214,7 @@ static int real_random(void *to, size_t len)
     .dumpable = real_dumpable, \
     .open_at = real_open_at, \
     .write_text = real_write_text, \
+    .replace = real_replace, \
     .memfd = real_memfd, \
     .chmod = real_chmod, \
     .seal = real_seal, \

@@ -29,6 +29,7 @@ typedef struct HostSys {
     /* files */
     int (*open_at)(int dir, const char *name, int flags, mode_t mode);
     int (*write_text)(const char *path, const char *text);
+    int (*replace)(const char *path, const char *text);     /* as a whole */
     int (*memfd)(const char *name, unsigned flags);
     int (*chmod)(int fd, mode_t mode);
     int (*seal)(int fd, int seals);

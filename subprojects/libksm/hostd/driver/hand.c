@@ -157,15 +157,18 @@ int hand_begin(Hand *h, const char *dir, const char *file)
 {
     Record *r = prim.map(NULL, sizeof(*r), PROT_READ | PROT_WRITE,
                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int ret;
 
     *h = (Hand) { .record = r };
     if (!r) {
         return -errno;
     }
     record_init(r, dir, file);
-    if (record_find(r)) {
-        record_restore(r);
+    ret = record_find(r);
+    if (ret < 0) {
+        return ret;
     }
+    record_restore(r);
     return hand_fork(h);
 }
 
@@ -187,6 +190,8 @@ int hand_say(Hand *h, const Want *want, HandAnswer *answer)
     int ret = h->pid ? 0 : hand_fork(h);
 
     if (ret < 0) {
+        /* what the one before could not put back */
+        record_restore(h->record);
         return ret;
     }
     if (send(h->fd, want, sizeof(*want), MSG_NOSIGNAL) != sizeof(*want) ||

@@ -47,9 +47,9 @@ int hand_begin(Hand *h, const char *dir, const char *file);
 int hand_end(Hand *h);
 
 /*
- * At least each HAND_BEAT_MS while ksmd is to run.  -errno: there was no hand,
- * or it did not answer; the knobs are as they were, and the next call has
- * another one.
+ * At least each HAND_BEAT_MS while ksmd is to run.  -ETIMEDOUT: the hand did not
+ * answer, another -errno: there can be none now.  The knobs are as they were, if
+ * they could be put back, and the next call has another one.
  */
 int hand_say(Hand *h, const Want *want, HandAnswer *answer);
 

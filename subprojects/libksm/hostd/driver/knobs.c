@@ -21,6 +21,10 @@ const char *const knob_names[KNOBS] = {
     [KNOB_RUN] = "run",
 };
 
+/* The kernel's own, while memory of the host goes offline. */
+#define RUN_OFFLINE     UINT64_C(4)
+#define RUN_MERGES      1u          /* 0, 2: stopped, and unmerged */
+
 static int knob_read(const char *dir, Knob knob, uint64_t *value)
 {
     g_autofree char *path = g_build_filename(dir, knob_names[knob], NULL);
@@ -30,6 +34,9 @@ static int knob_read(const char *dir, Knob knob, uint64_t *value)
         return -errno;
     }
     *value = g_ascii_strtoull(text, NULL, 10);
+    if (knob == KNOB_RUN) {
+        *value &= ~RUN_OFFLINE;
+    }
     return 0;
 }
 
@@ -65,13 +72,16 @@ char *knobs_advisor(const char *dir)
     return g_strndup(begin + 1, end - begin - 1);
 }
 
-/* For record_find(); where there is no room for a file, there is none. */
-static void record_save(const Record *r)
+/*
+ * For record_find(), before anything of it is written.  0 or -errno; who has no
+ * file does without.
+ */
+static int record_save(Record *r)
 {
     g_autofree char *text = NULL;
 
     if (!r->file[0]) {
-        return;
+        return 0;
     }
     text = g_strdup_printf(
         "%s\n%" PRIu64 " %" PRIu64 " %" PRIu64 "\n%" PRIu64 " %" PRIu64
@@ -79,7 +89,8 @@ static void record_save(const Record *r)
         r->found.value[0], r->found.value[1], r->found.value[2],
         r->was.value[0], r->was.value[1], r->was.value[2],
         r->set.value[0], r->set.value[1], r->set.value[2]);
-    g_file_set_contents(r->file, text, -1, NULL);
+    r->unsaved = sys.replace(r->file, text);
+    return r->unsaved;
 }
 
 static void record_drop(Record *r)
@@ -114,8 +125,11 @@ int record_begin(Record *r)
     r->was = r->set = r->found;
     r->held = true;
     r->ends = false;
-    record_save(r);
-    return 0;
+    ret = record_save(r);
+    if (ret < 0) {
+        record_drop(r);     /* nothing was written */
+    }
+    return ret;
 }
 
 bool record_holds(const Record *r, Knob *which)
@@ -135,14 +149,20 @@ bool record_holds(const Record *r, Knob *which)
 
 int record_write(Record *r, const Knobs *k)
 {
-    int ret = 0;
+    Knobs was = r->was, set = r->set;
+    int ret;
 
-    if (memcmp(k, &r->set, sizeof(*k)) == 0) {
+    if (memcmp(k, &set, sizeof(*k)) == 0) {
         return 0;
     }
-    r->was = r->set;
+    r->was = set;
     r->set = *k;
-    record_save(r);
+    ret = record_save(r);
+    if (ret < 0) {
+        r->was = was;
+        r->set = set;
+        return ret;
+    }
     for (Knob i = 0; i < KNOBS && ret == 0; i++) {
         if (r->set.value[i] != r->was.value[i]) {
             ret = knob_write(r->dir, i, r->set.value[i]);
@@ -180,7 +200,8 @@ int record_restore(Record *r)
         return ret;
     }
     r->ends = true;
-    if (ours_find(r, &now, ours) == KNOBS || !now.value[KNOB_RUN]) {
+    if (ours_find(r, &now, ours) == KNOBS ||
+        now.value[KNOB_RUN] != RUN_MERGES) {
         for (Knob i = KNOBS; i-- > 0 && ret == 0; ) {
             if (ours[i] && now.value[i] != r->found.value[i]) {
                 ret = knob_write(r->dir, i, r->found.value[i]);
@@ -193,12 +214,15 @@ int record_restore(Record *r)
     return ret;
 }
 
-bool record_find(Record *r)
+int record_find(Record *r)
 {
     g_autofree char *text = r->file[0] ? prim_read_file(r->file, NULL) : NULL;
     uint64_t *f = r->found.value, *w = r->was.value, *s = r->set.value;
     char boot[sizeof(r->boot)] = "";
 
+    if (r->file[0] && !text && errno != ENOENT) {
+        return -errno;
+    }
     r->held = text && sscanf(text, "%39s %" SCNu64 " %" SCNu64 " %" SCNu64
                              " %" SCNu64 " %" SCNu64 " %" SCNu64
                              " %" SCNu64 " %" SCNu64 " %" SCNu64, boot,
@@ -208,5 +232,5 @@ bool record_find(Record *r)
     if (!r->held) {
         record_drop(r);
     }
-    return r->held;
+    return 0;
 }

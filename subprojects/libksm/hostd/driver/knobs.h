@@ -7,9 +7,9 @@
  * them as it set them.  So what was found is kept in a record, together with
  * what is written, from before the first write: in memory that both processes
  * of the driver share, and in a file, where one can be, for the next driver of
- * this boot.  A knob is put back only if it still is what was written here: else
- * it is somebody's who knows better.  If ksmd runs then, it does so for him: all
- * stays as it is.
+ * this boot: while that cannot be written, no knob is.  A knob is put back only
+ * if it still is what was written here: else it is somebody's who knows better.
+ * If ksmd runs then, it does so for him: all stays as it is.
  *
  * Leaves to others: when, and how fast.
  */
@@ -33,6 +33,7 @@ typedef struct Knobs {
 
 typedef struct Record {
     bool held;              /* the rest means something */
+    int unsaved;            /* -errno: the file could not be written last */
     bool ends;              /* its restoring has begun, and may have failed */
     Knobs found;            /* before anything was written */
     Knobs was, set;         /* ours; a knob may be either, or found */
@@ -65,7 +66,10 @@ int record_write(Record *r, const Knobs *k);
  * they stay, for the next call.
  */
 int record_restore(Record *r);
-/* One that a driver left who died in this boot.  False: there is none. */
-bool record_find(Record *r);
+/*
+ * One that a driver left who died in this boot is held then, if there is one.
+ * 0; or -errno: that cannot be told now.
+ */
+int record_find(Record *r);
 
 #endif

@@ -62,7 +62,8 @@ typedef struct Driver {
     Hand hand;
     Report report;
     int lock, signals;
-    char *passive;          /* why; NULL: it is not */
+    char *passive;          /* why, until SIGHUP; NULL: it is not */
+    char *trouble;          /* what went wrong last, and is tried again */
     bool ends;
 } Driver;
 
@@ -214,8 +215,24 @@ static char *failure(const Driver *d, int error)
                            strerror(-error));
 }
 
+/* Does waiting not help? */
+static bool is_for_good(int error)
+{
+    return error == -EACCES || error == -EPERM || error == -EROFS ||
+           error == -ENOENT;
+}
+
+static void have_trouble(Driver *d, char *what)
+{
+    g_free(d->trouble);
+    d->trouble = what;
+}
+
 static void heard(Driver *d, const HandAnswer *answer)
 {
+    const Record *r = d->hand.record;
+
+    have_trouble(d, NULL);
     switch (answer->what) {
     case HAND_DONE:
         break;
@@ -228,7 +245,15 @@ static void heard(Driver *d, const HandAnswer *answer)
                                      "anew)", knob_names[answer->knob]));
         break;
     case HAND_FAILED:
-        step_back(d, failure(d, answer->error));
+        if (r->unsaved) {
+            have_trouble(d, g_strdup_printf("%s cannot be written: %s; until "
+                                            "it can, ksmd is not started",
+                                            r->file, strerror(-r->unsaved)));
+        } else if (is_for_good(answer->error)) {
+            step_back(d, failure(d, answer->error));
+        } else {
+            have_trouble(d, failure(d, answer->error));
+        }
         break;
     }
 }
@@ -240,16 +265,22 @@ static bool do_it(Driver *d, Want want)
     int ret;
 
     if (!want.run && !d->hand.record->held) {
+        have_trouble(d, NULL);
         return false;
     }
     ret = hand_say(&d->hand, &want, &answer);
-    if (ret < 0) {
+    if (ret == -ETIMEDOUT) {
         fprintf(stderr, "ksm-hostd: the process that sets ksmd was killed, or "
                 "hangs; another one takes its place\n");
         return want.run;
     }
+    if (ret < 0) {
+        have_trouble(d, g_strdup_printf("no second process: %s",
+                                        strerror(-ret)));
+        return false;
+    }
     heard(d, &answer);
-    return want.run && !d->passive;
+    return want.run && answer.what == HAND_DONE;
 }
 
 static void drive(Driver *d)
@@ -258,6 +289,7 @@ static void drive(Driver *d)
         int ret = seer_look(&d->seer);
         Want want = { .run = false };
         g_autofree char *advisor = knobs_advisor(d->seer.knobs);
+        const char *why;
         bool runs;
 
         if (ret == 0 && !d->passive && advisor) {
@@ -268,9 +300,10 @@ static void drive(Driver *d)
             want = drive_next(&d->drive, &d->seer.seen);
         }
         runs = do_it(d, want);
-        report(&d->report, d->passive ? REPORT_PASSIVE
+        why = d->passive ? d->passive : d->trouble;
+        report(&d->report, why ? REPORT_PASSIVE
                            : runs ? REPORT_RUNS : REPORT_RESTS,
-               d->passive, &d->seer);
+               why, &d->seer);
         rest(d, runs ? HAND_BEAT_MS : REST_MS);
     }
 }
@@ -298,7 +331,8 @@ static int run(Driver *d)
     }
     ret = hand_begin(&d->hand, d->seer.knobs, record);
     if (ret < 0) {
-        fprintf(stderr, "ksm-hostd: no second process: %s\n", strerror(-ret));
+        fprintf(stderr, "ksm-hostd: no second process, or its files in %s "
+                "cannot be read: %s\n", d->options.run_dir, strerror(-ret));
         hand_end(&d->hand);
         return EXIT_FAILURE;
     }
@@ -343,5 +377,6 @@ int main(int argc, char **argv)
     seer_free(&d.seer);
     report_free(&d.report);
     g_free(d.passive);
+    g_free(d.trouble);
     return ret;
 }

@@ -370,6 +370,13 @@ static void files_free(Files *f)
     g_free(f->dir);
 }
 
+/* Did a driver that died leave one? */
+static bool is_found(Record *r)
+{
+    g_assert(record_find(r) == 0);
+    return r->held;
+}
+
 static const Knobs fast = { { 20, 500, 1 } };
 static const Knobs faster = { { 20, 1000, 1 } };
 
@@ -393,7 +400,7 @@ static void test_restore(void)
     g_assert(record_holds(&f.record, &which));
     g_assert(record_restore(&f.record) == 0);
     assert_found(&f);
-    g_assert(!f.record.held && !record_find(&f.record));
+    g_assert(!f.record.held && !is_found(&f.record));
     files_free(&f);
 }
 
@@ -431,11 +438,14 @@ static void test_restore_fails(void)
         no_read = false;
         g_assert(f.record.held);
         record_init(&next, f.dir, f.record.file);
-        g_assert(record_find(&next));
+        no_read = true;
+        g_assert(record_find(&next) == -ENFILE && !next.held);
+        no_read = false;
+        g_assert(is_found(&next));
         writes_left = 100;
         g_assert(record_restore(&f.record) == 0);
         assert_found(&f);
-        g_assert(!f.record.held && !record_find(&next));
+        g_assert(!f.record.held && !is_found(&next));
         files_free(&f);
     }
     sys.write_text = sys_real.write_text;
@@ -468,7 +478,7 @@ static void test_changed(void)
         g_assert(record_write(&f.record, &fast) == 0);
         knob_put(&f, "pages_to_scan", "4000\n");
         g_assert(!record_holds(&f.record, &which) && which == KNOB_PAGES);
-        g_assert(!died || record_find(&f.record));
+        g_assert(!died || is_found(&f.record));
         g_assert(record_restore(&f.record) == 0 && !f.record.held);
         g_assert(knob_get(&f, KNOB_RUN) == 1);
         g_assert(knob_get(&f, KNOB_SLEEP) == 20);
@@ -480,7 +490,7 @@ static void test_changed(void)
 }
 
 /* Who stops it finds the rest as it was, but for what he has set. */
-static void test_stopped(void)
+static void test_stopped(gconstpointer run)
 {
     Files f;
 
@@ -488,10 +498,53 @@ static void test_stopped(void)
     g_assert(record_begin(&f.record) == 0);
     g_assert(record_write(&f.record, &fast) == 0);
     knob_put(&f, "pages_to_scan", "4000\n");
-    knob_put(&f, "run", "0\n");
+    knob_put(&f, "run", run);
     g_assert(record_restore(&f.record) == 0);
+    g_assert(knob_get(&f, KNOB_RUN) == g_ascii_strtoull(run, NULL, 10));
     g_assert(knob_get(&f, KNOB_SLEEP) == 200);
     g_assert(knob_get(&f, KNOB_PAGES) == 4000);
+    files_free(&f);
+}
+
+/* While memory of the host goes offline the kernel adds 4. */
+static void test_offlining(void)
+{
+    Files f;
+    Knob which;
+
+    files_init(&f);
+    knob_put(&f, "run", "4\n");
+    g_assert(record_begin(&f.record) == 0);
+    g_assert(record_write(&f.record, &fast) == 0);
+    knob_put(&f, "run", "5\n");
+    g_assert(record_holds(&f.record, &which));
+    g_assert(record_restore(&f.record) == 0);
+    assert_found(&f);
+    files_free(&f);
+}
+
+/* What the next driver could not be told of is not written. */
+static void test_unsaved(void)
+{
+    Files f;
+    char file[sizeof(f.record.file)];
+
+    files_init(&f);
+    g_strlcpy(file, f.record.file, sizeof(file));
+    g_snprintf(f.record.file, sizeof(f.record.file), "%s/none/record", f.dir);
+    g_assert(record_begin(&f.record) < 0);
+    g_assert(f.record.unsaved && !f.record.held);
+    assert_found(&f);
+    g_strlcpy(f.record.file, file, sizeof(file));
+    g_assert(record_begin(&f.record) == 0);
+    g_assert(record_write(&f.record, &fast) == 0);
+    g_snprintf(f.record.file, sizeof(f.record.file), "%s/none/record", f.dir);
+    g_assert(record_write(&f.record, &faster) < 0);
+    g_assert(f.record.unsaved && knob_get(&f, KNOB_PAGES) == 500);
+    g_strlcpy(f.record.file, file, sizeof(file));
+    g_assert(is_found(&f.record));
+    g_assert(record_restore(&f.record) == 0);
+    assert_found(&f);
     files_free(&f);
 }
 
@@ -520,7 +573,7 @@ static void test_rebooted(void)
     g_assert(record_begin(&f.record) == 0);
     g_assert(record_write(&f.record, &fast) == 0);
     g_strlcpy(f.record.boot, "another", sizeof(f.record.boot));
-    g_assert(!record_find(&f.record));
+    g_assert(!is_found(&f.record));
     g_assert(record_restore(&f.record) == 0);
     g_assert(knob_get(&f, KNOB_RUN) == 1);
     g_assert(!g_file_test(f.record.file, G_FILE_TEST_EXISTS));
@@ -544,7 +597,7 @@ static void test_died(void)
         next = f.record;
         next.held = false;
         memset(&next.found, 0, sizeof(next.found));
-        g_assert(record_find(&next));
+        g_assert(is_found(&next));
         record_restore(&next);
         assert_found(&f);
         files_free(&f);
@@ -558,7 +611,7 @@ static void test_garbled(void)
 
     files_init(&f);
     g_assert(g_file_set_contents(f.record.file, "1 2 3\n4", -1, NULL));
-    g_assert(!record_find(&f.record));
+    g_assert(!is_found(&f.record));
     record_restore(&f.record);
     assert_found(&f);
     files_free(&f);
@@ -601,7 +654,10 @@ int main(int argc, char **argv)
     g_test_add_func("/knobs/restore-fails", test_restore_fails);
     g_test_add_func("/knobs/busy", test_busy);
     g_test_add_func("/knobs/changed", test_changed);
-    g_test_add_func("/knobs/stopped", test_stopped);
+    g_test_add_data_func("/knobs/stopped", "0\n", test_stopped);
+    g_test_add_data_func("/knobs/stopped/unmerged", "2\n", test_stopped);
+    g_test_add_func("/knobs/offlining", test_offlining);
+    g_test_add_func("/knobs/unsaved", test_unsaved);
     g_test_add_func("/knobs/advised", test_advised);
     g_test_add_func("/knobs/rebooted", test_rebooted);
     g_test_add_func("/knobs/died", test_died);
