@@ -110,6 +110,7 @@ static bool ksm_backend_group_is_valid(const char *name)
 static bool ksm_backend_check(HostMemoryBackendKsm *ksm, Error **errp)
 {
     ERRP_GUARD();
+    g_autofree char *why = NULL;
     const char *scope = MemoryKsmScope_str(ksm->config.scope);
     /* scope=host has a group, too, but its name is known */
     bool host = ksm->config.scope == MEMORY_KSM_SCOPE_HOST;
@@ -136,11 +137,14 @@ static bool ksm_backend_check(HostMemoryBackendKsm *ksm, Error **errp)
     if (!ksm_guest_check(&ksm->config, errp)) {
         return false;
     }
-    if (ksm->needs_engine && !ksm_guest_would_be_ours(&ksm->config)) {
+    if (ksm->needs_engine && !ksm_guest_would_be_ours(&ksm->config, &why)) {
         error_setg(errp, "property '%s' is not available with scope=host "
                    "where the kernel merges", ksm->needs_engine);
         error_append_hint(errp, "It is tuned in /sys/kernel/mm/ksm; or let "
                           "QEMU merge: start ksm-poold@host.\n");
+        if (why) {
+            error_append_hint(errp, "%s.\n", why);
+        }
         return false;
     }
     return true;

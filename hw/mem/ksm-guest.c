@@ -59,6 +59,7 @@ struct KsmGuest {
     size_t size;
     int dump;                   /* changed to on (1), off (0), -1: never */
     int refused;
+    char *not_ours;             /* why the kernel merges it, or NULL */
     QTAILQ_ENTRY(KsmGuest) next;
 
     bool ours;                  /* libksm merges it; does not change */
@@ -152,6 +153,7 @@ KsmGuestRam ksm_guest_ram(const KsmGuest *guest)
         .size = guest->size,
         .run = guest->tuning.run,
         .refused = guest->refused,
+        .not_ours = guest->not_ours,
     };
 }
 
@@ -193,20 +195,39 @@ static bool engine_check(const KsmGuestConfig *config, Error **errp)
 }
 
 /* Whatever keeps an engine away, the kernel can do it. */
-bool ksm_guest_would_be_ours(const KsmGuestConfig *config)
+bool ksm_guest_would_be_ours(const KsmGuestConfig *config, char **why)
 {
-    if (config->scope != MEMORY_KSM_SCOPE_HOST) {
-        return true;
+    const char *socket = config->group_socket ?: KSM_HOST_SOCKET;
+    g_autofree char *reason = NULL;
+    Error *error = NULL;
+    bool ours = true;
+
+    if (config->scope == MEMORY_KSM_SCOPE_HOST) {
+        int err = ksm_host_connect(socket);
+
+        ours = err == 0 && engine_check(config, &error);
+        if (err == EACCES || err == EPERM) {
+            reason = g_strdup_printf("QEMU may not connect to %s (%s), so the "
+                                     "kernel merges; let its user be of the "
+                                     "socket's group, and start the guest anew",
+                                     socket, strerror(err));
+        } else if (error) {
+            reason = g_strdup_printf("ksm-poold@host is there, but the kernel "
+                                     "merges: %s", error_get_pretty(error));
+            error_free(error);
+        }
     }
-    return ksm_host_is_served(config->group_socket) &&
-           engine_check(config, NULL);
+    if (why) {
+        *why = g_steal_pointer(&reason);
+    }
+    return ours;
 }
 
 bool ksm_guest_check(const KsmGuestConfig *config, Error **errp)
 {
     switch (config->scope) {
     case MEMORY_KSM_SCOPE_HOST:
-        return ksm_guest_would_be_ours(config) || ksm_host_check(errp);
+        return ksm_guest_would_be_ours(config, NULL) || ksm_host_check(errp);
     case MEMORY_KSM_SCOPE_ZERO:
     case MEMORY_KSM_SCOPE_VM:
     case MEMORY_KSM_SCOPE_GROUP:
@@ -556,11 +577,12 @@ static void guests_hold(void)
 
     room_made = true;
     QTAILQ_FOREACH(guest, &guests, next) {
-        bool hold = guest_wants_ksmd(guest) ||
-                    (guest->region && ksm_guest_makes_room(guest));
+        /* whatever it is held for already: the snapshot before this one */
+        bool hold = ksm_guest_is_ours(guest)
+                    ? guest->region && ksm_guest_makes_room(guest)
+                    : guest->tuning.run;
 
         guest->room = 0;
-        /* it may still be held for the snapshot before */
         qatomic_set(&guest->held, hold);
         if (hold) {
             guests_look_after(TICK_MS);
@@ -894,7 +916,7 @@ KsmGuest *ksm_guest_new(MemoryRegion *mr, const KsmGuestConfig *config,
 
     guests_init();
     guest->config = *config;
-    guest->ours = ksm_guest_would_be_ours(config);
+    guest->ours = ksm_guest_would_be_ours(config, &guest->not_ours);
     guest->tuning = *tuning;
     guest->owner = memory_region_owner(mr);
     guest->id = g_strdup(object_get_canonical_path_component(guest->owner));
@@ -910,6 +932,8 @@ KsmGuest *ksm_guest_new(MemoryRegion *mr, const KsmGuestConfig *config,
     } else if (guest->refused) {
         warn_report("the memory of %s will not be merged: %s",
                     guest->id, strerror(guest->refused));
+    } else if (guest->not_ours) {
+        warn_report("the memory of %s: %s", guest->id, guest->not_ours);
     }
     return guest;
 }
@@ -919,6 +943,7 @@ static void guest_reclaim(KsmGuest *guest)
     qemu_mutex_destroy(&guest->lock);
     g_free(guest->id);
     g_free(guest->failure);
+    g_free(guest->not_ours);
     ksm_dma_free(guest->dma);
     g_free(guest);
 }

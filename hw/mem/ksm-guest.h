@@ -29,6 +29,7 @@ typedef struct KsmGuestRam {
     size_t size;
     bool run;                   /* the property */
     int refused;                /* scope=host: errno of the kernel's refusal */
+    const char *not_ours;       /* ... why it is the kernel's, or NULL */
 } KsmGuestRam;
 
 KsmGuestRam ksm_guest_ram(const KsmGuest *guest);

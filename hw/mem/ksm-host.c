@@ -12,23 +12,22 @@
 #include "libksm.h"
 
 /* A file alone says nothing: a daemon that was killed leaves its socket. */
-bool ksm_host_is_served(const char *path)
+int ksm_host_connect(const char *path)
 {
     struct sockaddr_un addr = { .sun_family = AF_UNIX };
     /* a daemon that is too busy to accept is one, too */
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool served;
+    int err;
 
-    path = path ?: KSM_GROUP_DIR "/" KSM_HOST_GROUP ".sock";
     if (fd < 0) {
-        return false;
+        return errno;
     }
     /* too long: nobody listens there */
     g_strlcpy(addr.sun_path, path, sizeof(addr.sun_path));
-    served = connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0 ||
-             errno == EAGAIN;
+    err = connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0 ||
+          errno == EAGAIN ? 0 : errno;
     close(fd);
-    return served;
+    return err;
 }
 
 int ksm_host_merge(void *host, size_t size)

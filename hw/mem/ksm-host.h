@@ -12,9 +12,11 @@
 
 /* The group's name. */
 #define KSM_HOST_GROUP "host"
+/* The daemon's socket, unless another one is asked for. */
+#define KSM_HOST_SOCKET KSM_GROUP_DIR "/" KSM_HOST_GROUP ".sock"
 
-/* Does a daemon serve it now, and lets us in?  @path: NULL: by default. */
-bool ksm_host_is_served(const char *path);
+/* Does a daemon serve it now, and lets us in?  0, or an errno. */
+int ksm_host_connect(const char *path);
 
 /* False with @errp set: this kernel has no KSM. */
 bool ksm_host_check(Error **errp);

@@ -198,6 +198,10 @@ static void kernel_backend_reasons(const KsmGuestRam *ram,
                    "the property 'run' is off");
         return;
     }
+    if (ram->not_ours) {
+        reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_NOT_PERMITTED,
+                   ram->not_ours);
+    }
     stats->state = MEMORY_KSM_STATE_INHIBITED;
     if (ram->refused || (range->known && !range->mergeable)) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_REFUSED,

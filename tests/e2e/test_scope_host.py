@@ -6,15 +6,19 @@ Without a daemon the kernel does it all: test_guest.py.
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from test_scope_group import boot, kinds, pooled, wait_shared
 from test_scope_vm import churn, spec_of
 from test_top import PAGE, by_name, look, with_socket
 
-from guest.qemu import Guest, GuestError, GuestSpec
+from guest.qemu import Guest, GuestError, GuestSpec, need_qemu
 from host import ksmsys
 from host.hostd import Hostd
 from host.ksm_guard import guard
@@ -165,3 +169,37 @@ def test_without_daemon(image: Path, scope_vm: str, tmp_path: Path) -> None:
         guest.wait_ready()
         stats = guest.backend_stats()
         assert "group" not in stats and "kernel-left" not in stats
+
+
+def test_may_not_connect() -> None:
+    """A daemon is there, and not for us: the kernel merges, and QEMU says why."""
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    with TemporaryDirectory() as place, Poold(socket=Path(place) / "host.sock") as pool:
+        # where another user may look
+        Path(place).chmod(0o755)
+        qemu = shutil.copy(need_qemu(), place)
+        ram = f"memory-backend-ksm,id=ram0,size=16M,group-socket={pool.socket}"
+        words = [qemu, "-machine", "none", "-qmp", "stdio", "-object", ram]
+        asked = ("qmp_capabilities", "query-ksm-stats", "quit")
+        done = subprocess.run(
+            [*nobody, *words],
+            input="".join(json.dumps({"execute": name}) for name in asked),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        tuned = [*words[:-1], f"{ram},max-cpu=5"]
+        refused = subprocess.run([*nobody, *tuned], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    (backend,) = next(
+        answer["return"]["backends"]
+        for answer in answers
+        if "backends" in answer.get("return", {})
+    )
+    found = [reason for reason in backend["reasons"] if "socket's" in reason["text"]]
+    assert [reason["kind"] for reason in found] == ["not-permitted"]
+    assert "may not connect" in done.stderr
+    assert refused.returncode == 1
+    assert "where the kernel merges" in refused.stderr
+    assert "may not connect" in refused.stderr

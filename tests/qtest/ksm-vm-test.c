@@ -778,12 +778,15 @@ static void test_background_snapshot_host(void)
     /* more than a pipe holds */
     qtest_memset(qts, ksm_ram_start() + MIB, 0x55, 8 * MIB);
     capability_set(qts, "background-snapshot", true);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         qtest_qmp_assert_success(qts, "{'execute': 'migrate', 'arguments': "
                                  "{'uri': 'exec:sleep 2; cat >/dev/null'}}");
         migrate_wait(qts, "active");
         g_assert_false(ksm_vma_has(qts, size, "mg"));
         migrate_wait(qts, "completed");
+        if (i == 1) {
+            continue;       /* the next one begins before ksmd has it again */
+        }
         end = g_get_monotonic_time() + 20 * G_USEC_PER_SEC;
         while (!ksm_vma_has(qts, size, "mg")) {
             g_assert_cmpint(g_get_monotonic_time(), <, end);

@@ -53,8 +53,11 @@ bool ksm_guest_check(const KsmGuestConfig *config, Error **errp);
  * ksm_guest_would_be_ours: would libksm merge the RAM, and not the kernel
  * alone?  With scope=host, that is up to a daemon (ksm-poold@host), and may be
  * otherwise the next time.
+ *
+ * @why: if not NULL, set to what keeps QEMU from it though a daemon is there,
+ *       or to NULL; g_free() it
  */
-bool ksm_guest_would_be_ours(const KsmGuestConfig *config);
+bool ksm_guest_would_be_ours(const KsmGuestConfig *config, char **why);
 
 /**
  * ksm_guest_new: begins to merge RAM.

@@ -22,10 +22,12 @@ import grp
 import importlib
 import json
 import os
+import pwd
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,6 +196,15 @@ def warnings_for(root: Element, method: str) -> list[str]:
     return found
 
 
+def qemu_is_in(gid: int) -> bool:
+    """Is libvirt's user for QEMU in the group, as far as its usual names go?"""
+    for name in ("libvirt-qemu", "qemu"):
+        with suppress(KeyError):
+            if gid in os.getgrouplist(name, pwd.getpwnam(name).pw_gid):
+                return True
+    return False
+
+
 def group_warnings(group: str, method: str) -> list[str]:
     """Is there a daemon on this host, and can the domain's QEMU connect?"""
     path = POOLS / f"{group}.sock"
@@ -206,7 +217,7 @@ def group_warnings(group: str, method: str) -> list[str]:
     if method == "native":
         return []
     status = path.stat()
-    if status.st_mode & 0o002:
+    if status.st_mode & 0o002 or qemu_is_in(status.st_gid):
         return []
     try:
         group_of_socket = grp.getgrgid(status.st_gid).gr_name
@@ -471,6 +482,10 @@ def enable(connection: Any, root: Element, args: argparse.Namespace) -> str:
     note.method = choose_method(connection, root, args.method)
     if args.local and tunables.get("group"):
         args.host_warnings += group_warnings(tunables["group"], note.method)
+    elif args.local and tunables.get("scope") in (None, "host"):
+        # QEMU connects to it itself, whatever the method
+        if (POOLS / "host.sock").exists():
+            args.host_warnings += group_warnings("host", "commandline")
     if note.method == "native":
         make_native(root, note, tunables)
     elif note.method == "commandline":

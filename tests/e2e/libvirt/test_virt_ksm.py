@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import re
 import subprocess
@@ -122,7 +123,12 @@ def test_says_that_nobody_merges(
     assert warning not in virt_ksm(host, "enable", "d", "--dry-run")
     knobs.set(run=0)
     with lv_host.pools() as pools, Poold(socket=pools / "host.sock"):
-        assert warning not in virt_ksm(host, *tuned)
+        out = virt_ksm(host, *tuned)
+        assert warning not in out
+        assert "its user must be in the socket's group, root" in out
+        socket = pools / "host.sock"
+        os.chown(socket, 0, grp.getgrnam("kvm").gr_gid)
+        assert "socket's group" not in virt_ksm(host, *tuned)
 
 
 def test_group(host: Daemon, tmp_path: Path) -> None:
