@@ -50,14 +50,7 @@ void ksm_guests_pin_begin(void)
 {
     /* full barriers: see ksm_dma_busy() */
     qatomic_inc(&pins);
-    ksm_guests_settle();
-    /*
-     * A container that comes while the log is on is told to track writes when
-     * it has no devices yet, and not again when a migration joins: its pages
-     * would be missing there.  So it is off now, not at the next tick; while
-     * the guest is stopped QEMU puts that off until then.
-     */
-    ksm_log_switch(false);
+    ksm_guests_discards_disabled();
 }
 
 void ksm_guests_pin_end(void)
@@ -68,6 +61,20 @@ void ksm_guests_pin_end(void)
 void ksm_guests_settle(void)
 {
     ksm_settle();
+}
+
+void ksm_guests_discards_disabled(void)
+{
+    ksm_settle();
+    /*
+     * VFIO: a container that comes while the log is on is told to track writes
+     * when it has no devices yet, and not again when a migration joins: its
+     * pages would be missing there.  vhost-vdpa: a device that comes then, and
+     * whose driver begins at once, has to log, and fails if it cannot.  So it
+     * is off now, not at the next tick; while the guest is stopped QEMU puts
+     * that off until then.
+     */
+    ksm_log_switch(false);
 }
 
 bool ksm_pinned(void)

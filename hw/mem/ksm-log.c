@@ -56,6 +56,9 @@ static void physical_memory_dirty_bits_cleared(ram_addr_t start,
 #define PART_PAGES (128 * 1024 * 1024ul / KSM_PAGE_SIZE)
 #define PART_WORDS (PART_PAGES / BITS_PER_LONG)
 
+/* After a device has refused. */
+#define AGAIN_MS 60000
+
 typedef enum LogPart {
     PART_NONE,              /* no bit is set ... */
     PART_SOME,
@@ -126,14 +129,18 @@ void ksm_log_forget(void)
 
 void ksm_log_switch(bool on)
 {
+    static int64_t again_ms;
+    int64_t now = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
     Error *err = NULL;
 
-    if (on == log_on) {
+    if (on == log_on || (on && now < again_ms)) {
         return;
     }
     if (!on) {
         memory_global_dirty_log_stop(GLOBAL_DIRTY_KSM);
     } else if (!memory_global_dirty_log_start(GLOBAL_DIRTY_KSM, &err)) {
+        /* a device refuses; others have begun, and ended again */
+        again_ms = now + AGAIN_MS;
         warn_report_once("memory is not merged: %s", error_get_pretty(err));
         error_free(err);
         return;

@@ -98,6 +98,9 @@ static const Refusal refusals[] = {
     { "iothread-missing", OBJECT ",iothread=io", "'io' not found" },
     { "iothread-type", OBJECT ",iothread=pc", "not found" },
     { "run-type", OBJECT ",run=maybe", "expects 'on' or 'off'" },
+    { "nvme-pmr", "-machine q35 " OBJECT
+      " -device nvme,serial=1,pmrdev=r",
+      "pmrdev cannot be a memory-backend-ksm" },
     { "machine-size",
       "-machine q35,memory-backend=r -m 64M " OBJECT,
       "does not match the size of the memory backend" },

@@ -242,6 +242,9 @@ static void test_dma_pinned(void)
     ksm_guests_pin_begin();
     g_assert_false(now.log_on);
     ksm_guests_pin_begin();
+    now.log_on = true;
+    ksm_guests_discards_disabled();
+    g_assert_false(now.log_on);
     ksm_guests_pin_end();
     g_assert_true(ksm_pinned());
     g_assert_true(ksm_dma_busy(dma, host, KSM_PAGE_SIZE));

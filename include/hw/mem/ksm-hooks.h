@@ -75,11 +75,18 @@ void ksm_guests_pin_begin(void);
 void ksm_guests_pin_end(void);
 
 /**
- * ksm_guests_settle: who just disabled discarding RAM is about to pin it.
+ * ksm_guests_settle: who calls it is about to pin RAM, and merging is inhibited.
  * Waits until nothing is being put under RAM that was begun before: a pin for
  * reading would not wait for it.
  */
 void ksm_guests_settle(void);
+
+/**
+ * ksm_guests_discards_disabled: the same for who just disabled discarding RAM,
+ * with the BQL.  Nor is the dirty log on for merging then: what is set up next
+ * (vhost-vdpa) would have to log, too, and perhaps cannot.
+ */
+void ksm_guests_discards_disabled(void);
 
 /**
  * ksm_ram_remapped: a range of RAM was discarded after a memory error, and
@@ -127,6 +134,10 @@ static inline void ksm_guests_pin_end(void)
 }
 
 static inline void ksm_guests_settle(void)
+{
+}
+
+static inline void ksm_guests_discards_disabled(void)
 {
 }
 
