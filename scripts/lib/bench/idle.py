@@ -21,9 +21,9 @@ from bench.harness import Metrics, Session, divide
 from guest.qemu import Guest, GuestSpec, guest_image, need_qemu, probe_scope
 from host.poold import Poold
 
-#: the back-off between passes is to be at its end, and what was written while a
-#: guest booted restored, merged again and given up
-QUIET_S = 120
+#: the back-off between passes is to be at its end, what was written while a guest
+#: booted restored, merged again and given up, and huge pages looked at three times
+QUIET_S = 240
 #: guests of each of two builds
 PAIRS = 3
 
