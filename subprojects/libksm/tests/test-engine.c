@@ -1927,17 +1927,38 @@ static void un_end(Pair *p)
     pair_end(p);
 }
 
-#define LONG_CHUNKS 40u
+#define LONG_CHUNKS 80u
 
 static struct {
     size_t longest, total;  /* bytes of a call; of all */
     size_t fails_below;     /* shorter ones fail */
+    KsmEngine *e;
+    GThread *other;         /* waits for the lock since the first call */
+    int had_it;
 } ended;
+
+static gpointer want_lock(gpointer data)
+{
+    util_stats(ended.e);
+    g_atomic_int_set(&ended.had_it, true);
+    return NULL;
+}
 
 static int measure_unregister(const UffdRange *range)
 {
     if (range->len < ended.fails_below) {
         return -ENOMEM;
+    }
+    if (!ended.other) {
+        ended.other = g_thread_new("other", want_lock, NULL);
+        g_usleep(50000);
+    } else if (ended.total) {
+        /* it was the first to wait, and has had it, or never will */
+        for (unsigned ms = 0; ms < 5000 && !g_atomic_int_get(&ended.had_it);
+             ms++) {
+            g_usleep(1000);
+        }
+        g_assert(g_atomic_int_get(&ended.had_it));
     }
     ended.longest = MAX(ended.longest, range->len);
     ended.total += range->len;
@@ -1959,17 +1980,20 @@ static void test_tracking_ends(gconstpointer by_owner)
     if (!e) {
         return;
     }
-    m = mem_new(LONG_CHUNKS * CHUNK_PAGES, 0, MEM_SMALL);
+    m = mem_new(LONG_CHUNKS * CHUNK_PAGES, 3, MEM_SMALL);
     for (size_t i = 0; i < m->pages; i++) {
         mem_fill(m, i, 1 + i);
     }
     r = util_add(e, m, &mem_ops);
+    /* it may be added in mid-pass */
+    g_assert(r->pause_at == region_end(r));
     for (unsigned tight = 0; tight < 2; tight++) {
         m->inhibited = NULL;
         util_passes(e, 3);
         g_assert(r->tracking);
         memset(&ended, 0, sizeof(ended));
-        ended.fails_below = tight ? 20 * CHUNK : 0;
+        ended.fails_below = tight ? 40 * CHUNK : 0;
+        ended.e = e;
         prim.uffd_unregister = measure_unregister;
         if (by_owner) {
             g_assert(ksm_unmerge(r, 0, m->pages * PAGE) == 0);
@@ -1978,6 +2002,7 @@ static void test_tracking_ends(gconstpointer by_owner)
             util_passes(e, 1);
         }
         prim.uffd_unregister = prim_real.uffd_unregister;
+        g_thread_join(ended.other);
         g_assert(!r->tracking && !r->registered);
         g_assert(ended.total == m->pages * PAGE);
         /* a piece that would need a mapping too many goes with all the rest */

@@ -18,6 +18,7 @@
 
 #define N       512u    /* pages of a chunk */
 #define CHUNKS  4u
+#define ROUNDS  24u
 #define CALM    260u    /* passes: then what is quiet is watched */
 
 typedef struct Scene {
@@ -155,6 +156,39 @@ static void test_soon(void)
         g_assert(util_stats(s.e).pages_sharing == N);
     }
     prim.cpu_ns = prim_real.cpu_ns;
+    scene_end(&s);
+}
+
+/* A device is at all that comes, and nothing is merged: that is seen through. */
+static void test_soon_vain(void)
+{
+    unsigned at_once = 0;
+    Scene s;
+
+    s.e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    if (!s.e) {
+        return;
+    }
+    s.fresh = 1000000;
+    s.m = mem_new((CHUNKS + 2 * ROUNDS) * N, 0, MEM_HUGE);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        stir(&s, i, 0, N);
+    }
+    s.r = util_add(s.e, s.m, &mem_ops);
+    prim.cpu_ns = util_cpu_by_call;
+    util_passes(s.e, 20);
+    s.m->busy = true;
+    for (unsigned k = 0; k < ROUNDS; k++) {
+        for (unsigned i = CHUNKS + 2 * k; i < CHUNKS + 2 * k + 2; i++) {
+            mem_fill_run(s.m, i * N, N, 1 + k * N, 1);
+        }
+        util_passes(s.e, 1);
+        at_once += s.e->scan.idle_ns == 0;
+    }
+    prim.cpu_ns = prim_real.cpu_ns;
+    g_assert(util_stats(s.e).merged == 0);
+    g_assert(at_once <= ROUNDS * 2 / 3);
+    s.m->busy = false;
     scene_end(&s);
 }
 
@@ -630,6 +664,7 @@ int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/loose/soon", test_soon);
+    g_test_add_func("/loose/soon/vain", test_soon_vain);
     g_test_add_func("/loose/hot/alone", test_hot);
     g_test_add_func("/loose/hot/equal", test_hot_equal);
     g_test_add_func("/loose/changed", test_changed);

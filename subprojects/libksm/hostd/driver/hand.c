@@ -55,6 +55,7 @@ static HandAnswer obey(Record *r, const Want *want)
     Knobs set;
     int ret = 0;
 
+    r->unsaved = 0;
     if (!want->run || r->ends) {
         ret = record_restore(r);
     }

@@ -34,9 +34,6 @@ static int knob_read(const char *dir, Knob knob, uint64_t *value)
         return -errno;
     }
     *value = g_ascii_strtoull(text, NULL, 10);
-    if (knob == KNOB_RUN) {
-        *value &= ~RUN_OFFLINE;
-    }
     return 0;
 }
 
@@ -55,6 +52,7 @@ int knobs_read(const char *dir, Knobs *k)
     for (Knob i = 0; i < KNOBS && ret == 0; i++) {
         ret = knob_read(dir, i, &k->value[i]);
     }
+    k->value[KNOB_RUN] &= ~RUN_OFFLINE;
     return ret;
 }
 
@@ -115,7 +113,12 @@ void record_init(Record *r, const char *dir, const char *file)
 int record_begin(Record *r)
 {
     int ret = knobs_read(r->dir, &r->found);
+    uint64_t run = 0;
 
+    ret = ret < 0 ? ret : knob_read(r->dir, KNOB_RUN, &run);
+    if (ret == 0 && (run & RUN_OFFLINE)) {
+        ret = -EAGAIN;      /* whoever writes it waits until that is over */
+    }
     if (ret < 0) {
         return ret;
     }

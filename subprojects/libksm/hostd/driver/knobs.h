@@ -54,7 +54,7 @@ char *knobs_advisor(const char *dir);
 void record_init(Record *r, const char *dir, const char *file);
 /*
  * The record begins with what is found now.  0; -EBUSY: ksmd is not stopped, so
- * it is somebody else's; or -errno.
+ * it is somebody else's; -EAGAIN: memory goes offline; or another -errno.
  */
 int record_begin(Record *r);
 /* Are the knobs what was written?  If not, *@which has changed. */

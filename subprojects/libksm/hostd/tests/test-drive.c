@@ -514,6 +514,8 @@ static void test_offlining(void)
 
     files_init(&f);
     knob_put(&f, "run", "4\n");
+    g_assert(record_begin(&f.record) == -EAGAIN && !f.record.held);
+    knob_put(&f, "run", "0\n");
     g_assert(record_begin(&f.record) == 0);
     g_assert(record_write(&f.record, &fast) == 0);
     knob_put(&f, "run", "5\n");

@@ -34,6 +34,7 @@
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
 #define RETRIES_MAX     16u     /* in a pass, of a plan that was refused */
 #define BACKOFF_MAX     6u      /* log2 of passes */
+#define VAIN_MAX        8u
 #define AWAY_MAX        7u      /* ... between looks for swapped-out pages */
 #define BACKOFF_FORK    3u
 
@@ -403,10 +404,34 @@ static void plan_again(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
 }
 
-/* Does what only the next pass may merge pay for that pass? */
-static bool next_pays(const KsmScan *s)
+/*
+ * Does what only the next pass may merge pay for that pass?  Each time that was
+ * said in vain it is believed a quarter as much.
+ */
+static bool next_pays(KsmEngine *e)
 {
-    return s->gain_next * PAGE_WORTH_NS > s->cost;
+    KsmScan *s = &e->scan;
+
+    if (s->gain_next * PAGE_WORTH_NS >> 2 * s->vain <= s->cost) {
+        return false;
+    }
+    s->promise = s->gain_next;
+    s->promised_at = e->total.merged;
+    return true;
+}
+
+static void promise_judge(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+
+    if (!s->promise) {
+        s->vain -= s->vain > 0;
+    } else if (e->total.merged - s->promised_at >= s->promise / 4) {
+        s->vain = 0;
+    } else {
+        s->vain = MIN(s->vain + 1, VAIN_MAX);
+    }
+    s->promise = 0;
 }
 
 /*
@@ -418,12 +443,13 @@ static void next_soon(KsmEngine *e, const KsmChunk *c)
 {
     KsmScan *s = &e->scan;
 
-    if (!loose_is_new(c) || c->wait) {
+    if (!loose_is_new(c) || c->wait || c->failed_in == pass_mark(s)) {
         return;
     }
     s->gain_next += c->gain;
-    if (s->phase == PHASE_START && next_pays(s)) {
-        s->due = MIN(s->due, prim.now_ns() + IDLE_MIN_NS);
+    if (s->phase == PHASE_START && next_pays(e)) {
+        s->due = MIN(s->due, MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
+                                 prim.now_ns() + IDLE_MIN_NS));
     }
 }
 
@@ -437,8 +463,8 @@ static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
     if (!loose_ready(e, r, chunk)) {
         /* if it is put off it is not called again in this pass */
-        r->chunk[chunk].failed_in = pass_mark(&e->scan);
         next_soon(e, &r->chunk[chunk]);
+        r->chunk[chunk].failed_in = pass_mark(&e->scan);
         return false;
     }
     made = plan_make(&e->plan, r, chunk);
@@ -689,7 +715,8 @@ static uint64_t pass_rest(KsmEngine *e)
     uint64_t rest;
 
     s->cost = yield.cost - yield.hash;
-    yield.go_on |= next_pays(s);
+    promise_judge(e);
+    yield.go_on |= next_pays(e);
     if (s->settle || starved_lately(e)) {
         return 0;       /* nor is it owed */
     }

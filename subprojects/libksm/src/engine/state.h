@@ -46,6 +46,9 @@ typedef struct KsmScan {
     uint64_t hash_time;     /* of this pass, part of scan_time */
     bool restored;          /* something was, for the next pass to merge */
     uint64_t gain_next;     /* pages that only that may merge, so far */
+    uint64_t promise;       /* ... for which it did not rest; 0: it did */
+    uint64_t promised_at;   /* what was merged in all by then */
+    unsigned vain;          /* such promises that came to little */
     uint64_t cost;          /* ns of CPU of the last pass, without hash_time */
     KsmRhythm rhythm;
     uint64_t visited;       /* chunks of this pass behind us */

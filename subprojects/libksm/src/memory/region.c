@@ -391,6 +391,7 @@ void region_init(KsmRegion *r, void *addr, size_t len, int node,
     r->n_pages = r->n_chunks * CHUNK_PAGES;
     r->n_groups = (r->n_chunks + GROUP_CHUNKS - 1) / GROUP_CHUNKS;
     r->forget_from = r->ask_from = r->n_chunks;
+    r->pause_at = region_end(r);
     r->node = node;
     r->salt = (uint32_t)(node + 1) * UINT32_C(0x9e3779b1);
     r->ops = ops;

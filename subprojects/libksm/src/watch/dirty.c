@@ -32,7 +32,9 @@
 
 #include "watch/dirty.h"
 
-#define PAUSE_CHUNKS 16u    /* unregistered at a time: a ms */
+/* Unregistered at a time: a ms or two; with tables that are empty. */
+#define PAUSE_CHUNKS    32u
+#define PAUSE_SPAN      2048u
 #define HOT_MAX 3   /* log2 of the passes a hot chunk is left alone */
 #define HOT_NS  UINT64_C(128000000000)      /* ... and how long */
 #define CALM_SHARE  16u
@@ -184,15 +186,16 @@ static int unregister_until(KsmDirty *d, KsmRegion *r, size_t page)
     return ret;
 }
 
-/* The page behind so many populated chunks; what is not costs nothing. */
+/* The page behind so many populated chunks; what is not costs little. */
 static size_t pause_end(const KsmRegion *r, size_t page)
 {
     size_t chunk = page / CHUNK_PAGES;
+    size_t end = MIN(chunk + PAUSE_SPAN, r->n_chunks);
 
-    for (unsigned n = 0; n < PAUSE_CHUNKS && chunk < r->n_chunks; n++) {
-        chunk = region_known(r, chunk, r->n_chunks) + 1;
+    for (unsigned n = 0; n < PAUSE_CHUNKS && chunk < end; n++) {
+        chunk = region_known(r, chunk, end) + 1;
     }
-    return MIN(chunk * CHUNK_PAGES, region_end(r));
+    return MIN(MIN(chunk, end) * CHUNK_PAGES, region_end(r));
 }
 
 int dirty_pause(KsmDirty *d, KsmRegion *r, size_t *page)
