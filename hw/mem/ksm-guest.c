@@ -208,8 +208,9 @@ bool ksm_guest_would_be_ours(const KsmGuestConfig *config, char **why)
         ours = err == 0 && engine_check(config, &error);
         if (err == EACCES || err == EPERM) {
             reason = g_strdup_printf("QEMU may not connect to %s (%s), so the "
-                                     "kernel merges; let its user be of the "
-                                     "socket's group, and start the guest anew",
+                                     "kernel merges; if ksm-poold@host serves "
+                                     "it, let QEMU's user be of the socket's "
+                                     "group, and start the guest anew",
                                      socket, strerror(err));
         } else if (error) {
             reason = g_strdup_printf("ksm-poold@host is there, but the kernel "

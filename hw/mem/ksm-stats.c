@@ -222,7 +222,7 @@ static void kernel_backend_reasons(const KsmGuestRam *ram,
     } else if (range->merged.known) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_NOTHING_EQUAL,
                    "ksmd has found nothing equal yet");
-    } else if (stats->reasons == NULL) {
+    } else if (input->host.run.known) {
         reason_add(&stats->reasons, MEMORY_KSM_REASON_KIND_UNREADABLE,
                    "the kernel does not say what is merged of this memory");
     }
