@@ -196,6 +196,7 @@ static bool settle_range(KsmEngine *e, KsmRegion *r, char *addr, size_t len)
 
 bool discard_settle(KsmEngine *e)
 {
+    bool done = true;
     void *addr;
     size_t len;
 
@@ -205,7 +206,9 @@ bool discard_settle(KsmEngine *e)
     for (guint i = 0; i < e->regions->len; i++) {
         if (!settle_range(e, g_ptr_array_index(e->regions, i), addr, len)) {
             freer_remember(e->freer, addr, len);
+            done = false;
         }
     }
-    return true;
+    /* what has to wait may be due again at once */
+    return done;
 }

@@ -34,7 +34,7 @@ typedef enum DiscardKind {
 int discard_range(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
                   DiscardKind kind);
 
-/* Settles the oldest hint that is due; false: there is none. */
+/* Settles the oldest hint that is due; false: there is none, or it waits. */
 bool discard_settle(KsmEngine *e);
 
 #endif
