@@ -745,6 +745,30 @@ static void test_broken_equal(gconstpointer data)
     scene_end(&s);
 }
 
+/* Nor does it last that restoring cost more once, in busier times. */
+static void test_broken_dear(void)
+{
+    Scene s;
+
+    if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    prim.cpu_ns = util_cpu_by_call;
+    s.e->costs.restore_ns = costs_guess.restore_ns * 4;
+    for (unsigned i = 16; i < 1024; i += 128) {
+        mem_fill_run(s.m, i, 8, 1 + i, 1);
+    }
+    util_passes(s.e, CHECK_PASSES);
+    g_assert(util_stats(s.e).pages_sharing == 1024 - 64);
+    for (unsigned i = 0; i < 1000 && util_stats(s.e).pages_sharing < 1024;
+         i++) {
+        util_passes(s.e, 1);
+    }
+    g_assert(util_stats(s.e).pages_sharing == 1024);
+    prim.cpu_ns = prim_real.cpu_ns;
+    scene_end(&s);
+}
+
 /* What was restored was quiet before: it is merged in the next pass. */
 static void test_broken_soon(gconstpointer data)
 {
@@ -3758,6 +3782,7 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/back", test_back);
     g_test_add_func("/scan/back/written", test_back_written);
     add_sources("/scan/broken/equal", test_broken_equal);
+    g_test_add_func("/scan/broken/dear", test_broken_dear);
     g_test_add_data_func("/scan/broken/soon/pagemap",
                          GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_broken_soon);
     g_test_add_data_func("/scan/broken/soon/log",

@@ -117,18 +117,24 @@ static bool chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES;
     uint32_t zero = content_tag(r, e->hasher.zero);
-    bool any = false;
+    bool any = false, doubtful = false;
 
     while (page < end) {
         QuietRun run = { 0 };
 
         if (quiet_is_again(r, page)) {
             run = quiet_run(&e->costs, r, page, end, zero);
+            doubtful |= !run.n &&
+                        quiet_run(&costs_guess, r, page, end, zero).n;
         }
         if (run.n) {
             any |= restore(e, r, page, run.n);
         }
         page += run.n ? run.n : MAX(run.seen, 1);
+    }
+    if (doubtful) {
+        /* only what it cost in busier times is against it */
+        costs_doubt_restore(&e->costs);
     }
     return any;
 }

@@ -60,6 +60,11 @@ static void towards(uint64_t *cost, uint64_t to)
     *cost = (*cost * 15 + to) / 16;
 }
 
+void costs_doubt_restore(KsmCosts *c)
+{
+    towards(&c->restore_ns, costs_guess.restore_ns);
+}
+
 void costs_doubt(KsmCosts *c)
 {
     towards(&c->isolate_ns, costs_guess.isolate_ns);
