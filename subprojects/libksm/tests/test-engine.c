@@ -1934,11 +1934,12 @@ static struct {
     size_t fails_below;     /* shorter ones fail */
     KsmEngine *e;
     GThread *other;         /* waits for the lock since the first call */
-    int had_it;
+    int asks, had_it;
 } ended;
 
 static gpointer want_lock(gpointer data)
 {
+    g_atomic_int_set(&ended.asks, true);
     util_stats(ended.e);
     g_atomic_int_set(&ended.had_it, true);
     return NULL;
@@ -1951,9 +1952,12 @@ static int measure_unregister(const UffdRange *range)
     }
     if (!ended.other) {
         ended.other = g_thread_new("other", want_lock, NULL);
-        g_usleep(50000);
-    } else if (ended.total) {
-        /* it was the first to wait, and has had it, or never will */
+        while (!g_atomic_int_get(&ended.asks)) {
+            g_usleep(1000);
+        }
+        g_usleep(100000);   /* it waits by now */
+    } else if (ended.total + range->len == LONG_CHUNKS * CHUNK) {
+        /* the last piece: it was the first to wait */
         for (unsigned ms = 0; ms < 5000 && !g_atomic_int_get(&ended.had_it);
              ms++) {
             g_usleep(1000);
