@@ -295,6 +295,21 @@ static void test_unmerged(void)
     left_end(&l);
 }
 
+/* Left to the kernel, but for a run from page 100 on of each: that is mapped. */
+static bool left_start_mapped(Left *l, size_t run)
+{
+    if (!left_start(l, true, KSM_DIRTY_AUTO)) {
+        return false;
+    }
+    passes(l, 8);
+    mem_fill_run(l->m, 100, run, 500000, 1);
+    mem_fill_run(l->m, CHUNK_PAGES + 100, run, 500000, 1);
+    passes(l, 12);
+    g_assert(util_stats(l->e).pages_sharing >= run);
+    g_assert(util_stats(l->e).kernel_left == 2 * CHUNK);
+    return true;
+}
+
 static int advise_keeps_chunks(void *addr, size_t len, int advice)
 {
     return advice == MADV_UNMERGEABLE && len > 64 * PAGE
@@ -307,15 +322,9 @@ static void test_unmerged_busy(void)
     size_t run = 30;
     Left l;
 
-    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+    if (!left_start_mapped(&l, run)) {
         return;
     }
-    passes(&l, 8);
-    mem_fill_run(l.m, 100, run, 500000, 1);
-    mem_fill_run(l.m, CHUNK_PAGES + 100, run, 500000, 1);
-    passes(&l, 12);
-    g_assert(util_stats(l.e).pages_sharing >= run);
-    g_assert(util_stats(l.e).kernel_left == 2 * CHUNK);
     mem_write(l.m, 105, 0, 0xee);
     l.m->busy = true;
     prim.advise = advise_keeps_chunks;
@@ -353,15 +362,9 @@ static void test_discarded(void)
     size_t run = 30, was;
     Left l;
 
-    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+    if (!left_start_mapped(&l, run)) {
         return;
     }
-    passes(&l, 8);
-    mem_fill_run(l.m, 100, run, 500000, 1);
-    mem_fill_run(l.m, CHUNK_PAGES + 100, run, 500000, 1);
-    passes(&l, 12);
-    g_assert(util_stats(l.e).pages_sharing >= run);
-    g_assert(util_stats(l.e).kernel_left == 2 * CHUNK);
     was = mem_mappings(l.m);
     g_assert(ksm_discard(l.r, 100 * PAGE, run * PAGE) == 0);
     mem_gone(l.m, 100, run);

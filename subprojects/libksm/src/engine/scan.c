@@ -34,7 +34,7 @@
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
 #define RETRIES_MAX     16u     /* in a pass, of a plan that was refused */
 #define BACKOFF_MAX     6u      /* log2 of passes */
-#define VAIN_MAX        8u
+#define VAIN_MAX        8u      /* log4 of how little a promise counts */
 #define AWAY_MAX        7u      /* ... between looks for swapped-out pages */
 #define BACKOFF_FORK    3u
 
@@ -405,10 +405,10 @@ static void plan_again(KsmEngine *e, KsmRegion *r, size_t chunk)
 }
 
 /*
- * Does what only the next pass may merge pay for that pass?  Each time that was
- * said in vain it is believed a quarter as much.
+ * If what only the next pass may merge pays for that pass, it is promised that;
+ * each promise that was not kept makes the next one count a quarter as much.
  */
-static bool next_pays(KsmEngine *e)
+static bool promise_make(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
 
@@ -447,7 +447,7 @@ static void next_soon(KsmEngine *e, const KsmChunk *c)
         return;
     }
     s->gain_next += c->gain;
-    if (s->phase == PHASE_START && next_pays(e)) {
+    if (s->phase == PHASE_START && promise_make(e)) {
         s->due = MIN(s->due, MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                                  prim.now_ns() + IDLE_MIN_NS));
     }
@@ -716,7 +716,7 @@ static uint64_t pass_rest(KsmEngine *e)
 
     s->cost = yield.cost - yield.hash;
     promise_judge(e);
-    yield.go_on |= next_pays(e);
+    yield.go_on |= promise_make(e);
     if (s->settle || starved_lately(e)) {
         return 0;       /* nor is it owed */
     }

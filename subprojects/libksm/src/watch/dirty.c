@@ -32,7 +32,7 @@
 
 #include "watch/dirty.h"
 
-/* Unregistered at a time: a ms or two; with tables that are empty. */
+/* Chunks unregistered at a time, a ms or two: populated ones, and all. */
 #define PAUSE_CHUNKS    32u
 #define PAUSE_SPAN      2048u
 #define HOT_MAX 3   /* log2 of the passes a hot chunk is left alone */
