@@ -1712,6 +1712,7 @@ static void test_inhibited(void)
 
 /* Who is about to pin memory waits for what the engine has begun. */
 static struct {
+    KsmLock *lock;          /* the engine's */
     pthread_t thread;
     bool started;
     int passed;
@@ -1724,16 +1725,22 @@ static void *settle_thread(void *opaque)
     return NULL;
 }
 
-/* In the middle of it. */
+/* In the middle of it; until the thread waits for the lock that we have. */
 static void settle_try(void)
 {
-    if (!settling.started) {
-        settling.started = true;
-        g_assert(pthread_create(&settling.thread, NULL, settle_thread,
-                                NULL) == 0);
-        g_usleep(50000);
-        g_assert(!g_atomic_int_get(&settling.passed));
+    bool waits = false;
+
+    if (settling.started) {
+        return;
     }
+    settling.started = true;
+    g_assert(pthread_create(&settling.thread, NULL, settle_thread, NULL) == 0);
+    while (!waits) {
+        pthread_mutex_lock(&settling.lock->mutex);
+        waits = settling.lock->next - settling.lock->serving == 2;
+        pthread_mutex_unlock(&settling.lock->mutex);
+    }
+    g_assert(!g_atomic_int_get(&settling.passed));
 }
 
 static int settle_remap(void *from, size_t len, void *to)
@@ -1766,10 +1773,12 @@ static void test_settle(void)
     if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
         return;
     }
+    settling.lock = &p.e->lock;
     prim.uffd_move = settle_move;
     util_passes(p.e, 4);
     settle_end();
     g_assert(util_stats(p.e).pages_sharing == 1024);
+    settling.lock = &p.e->lock;
     prim.remap = settle_remap;
     g_assert(ksm_unmerge(p.ra, 0, 1024 * PAGE) == -EBUSY);
     settle_end();
