@@ -73,7 +73,7 @@ class Test:
 
 #: In the order in which they are tried: fast ones, and those that kill.
 TESTS: tuple[Test, ...] = (
-    Test("budget", files=("pace.c", "rhythm.c")),
+    Test("budget", files=("pace.c", "rhythm.c", "promise.c")),
     Test("index", files=("index.c",)),
     Test("vmas", files=("vmas.c",)),
     Test("memcg", files=("memcg.c", "cgroup.c")),
@@ -90,7 +90,7 @@ TESTS: tuple[Test, ...] = (
         files=("scan.c", "classify.c", "alike.c", "broken.c", "quiet.c", "dirty.c"),
     ),
     Test("loose", files=("loose.c", "sample.c", "dirty.c")),
-    Test("restore", files=("restore.c",)),
+    Test("restore", files=("restore.c", "block.c")),
     Test("fault", env=(("KSM_FAULT_STEP", "23"),)),
     Test("move"),
     Test("fuzz", args=("--first", "--seed", "1", "--seeds", "150")),

@@ -7,7 +7,9 @@
 
 #include "base/prim.h"
 #include "engine/pace.h"
+#include "engine/promise.h"
 #include "engine/rhythm.h"
+#include "merge/cost.h"
 #include "watch/dirty.h"
 
 #define S   UINT64_C(1000000000)
@@ -146,6 +148,55 @@ static void test_rhythm_rest(void)
     g_assert((rest_after(&m, 15 * MS, 15 * MS) + 500) / MS == 22500);
 }
 
+/* A pass of 1 ms ends, after which @waits pages wait for the next one. */
+static bool promised(KsmPromise *p, uint64_t merged, unsigned waits)
+{
+    promise_begin(p);
+    promise_waits(p, waits);
+    promise_judge(p, merged, MS);
+    return promise_make(p, merged);
+}
+
+/* What waits is to be worth more than a pass costs. */
+static void test_promise_pays(void)
+{
+    unsigned pays = MS / PAGE_WORTH_NS + 1;
+    KsmPromise p = { 0 };
+
+    g_assert(!promised(&p, 0, 0));
+    g_assert(!promised(&p, 0, pays - 1));
+    g_assert(promised(&p, 0, pays));
+    /* kept, so that the next one is as good */
+    g_assert(promised(&p, pays / 4, pays));
+    g_assert(!promised(&p, pays / 2, 0));
+}
+
+/* Each promise not kept makes the next one count a quarter; time heals. */
+static void test_promise_vain(void)
+{
+    unsigned pays = MS / PAGE_WORTH_NS + 1;
+    KsmPromise p = { 0 };
+
+    g_assert(promised(&p, 0, pays));
+    g_assert(!promised(&p, pays / 4 - 1, 4 * (pays - 1)));
+    g_assert(promised(&p, 0, pays));
+    g_assert(promised(&p, 0, 4 * pays));
+    g_assert(promised(&p, 0, 16 * pays));
+    g_assert(!promised(&p, 0, 16 * pays));
+    g_assert(!promised(&p, 0, 15 * pays));
+    g_assert(promised(&p, 0, 4 * pays));
+    /* one that is kept is believed at once, whatever came before */
+    g_assert(promised(&p, pays, pays));
+    /* more of them than a number has bits are forgotten after eight passes */
+    for (unsigned i = 0; i < 100; i++) {
+        g_assert(promised(&p, pays, UINT_MAX));
+    }
+    for (unsigned i = 0; i < 8; i++) {
+        g_assert(!promised(&p, pays, pays));
+    }
+    g_assert(promised(&p, pays, pays));
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -155,5 +206,7 @@ int main(int argc, char **argv)
     g_test_add_func("/budget/spread", test_spread);
     g_test_add_func("/rhythm/check", test_rhythm_check);
     g_test_add_func("/rhythm/rest", test_rhythm_rest);
+    g_test_add_func("/promise/pays", test_promise_pays);
+    g_test_add_func("/promise/vain", test_promise_vain);
     return g_test_run();
 }

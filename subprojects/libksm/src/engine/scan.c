@@ -34,7 +34,6 @@
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
 #define RETRIES_MAX     16u     /* in a pass, of a plan that was refused */
 #define BACKOFF_MAX     6u      /* log2 of passes */
-#define VAIN_MAX        8u      /* log4 of how little a promise counts */
 #define AWAY_MAX        7u      /* ... between looks for swapped-out pages */
 #define BACKOFF_FORK    3u
 
@@ -405,36 +404,6 @@ static void plan_again(KsmEngine *e, KsmRegion *r, size_t chunk)
 }
 
 /*
- * If what only the next pass may merge pays for that pass, it is promised that;
- * each promise that was not kept makes the next one count a quarter as much.
- */
-static bool promise_make(KsmEngine *e)
-{
-    KsmScan *s = &e->scan;
-
-    if (s->gain_next * PAGE_WORTH_NS >> 2 * s->vain <= s->cost) {
-        return false;
-    }
-    s->promise = s->gain_next;
-    s->promised_at = e->total.merged;
-    return true;
-}
-
-static void promise_judge(KsmEngine *e)
-{
-    KsmScan *s = &e->scan;
-
-    if (!s->promise) {
-        s->vain -= s->vain > 0;
-    } else if (e->total.merged - s->promised_at >= s->promise / 4) {
-        s->vain = 0;
-    } else {
-        s->vain = MIN(s->vain + 1, VAIN_MAX);
-    }
-    s->promise = 0;
-}
-
-/*
  * A huge page that was first hashed in this pass is merged in the next one,
  * which is not to rest for long then.  Not so with later looks: what is hot has
  * them for ever.
@@ -446,8 +415,9 @@ static void next_soon(KsmEngine *e, const KsmChunk *c)
     if (!loose_is_new(c) || c->wait || c->failed_in == pass_mark(s)) {
         return;
     }
-    s->gain_next += c->gain;
-    if (s->phase == PHASE_START && promise_make(e)) {
+    promise_waits(&s->promise, c->gain);
+    if (s->phase == PHASE_START &&
+        promise_make(&s->promise, e->total.merged)) {
         s->due = MIN(s->due, MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
                                  prim.now_ns() + IDLE_MIN_NS));
     }
@@ -688,7 +658,7 @@ static void pass_start(KsmEngine *e)
     s->scan_time = e->total.scan_time;
     s->hash_time = 0;
     s->restored = false;
-    s->gain_next = 0;
+    promise_begin(&s->promise);
     s->again = false;
     s->visited = 0;
     cut_pass(&e->cut);
@@ -714,9 +684,8 @@ static uint64_t pass_rest(KsmEngine *e)
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
     uint64_t rest;
 
-    s->cost = yield.cost - yield.hash;
-    promise_judge(e);
-    yield.go_on |= promise_make(e);
+    promise_judge(&s->promise, e->total.merged, yield.cost - yield.hash);
+    yield.go_on |= promise_make(&s->promise, e->total.merged);
     if (s->settle || starved_lately(e)) {
         return 0;       /* nor is it owed */
     }

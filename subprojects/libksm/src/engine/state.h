@@ -13,6 +13,7 @@
 #include "base/kinds.h"
 #include "base/lock.h"
 #include "engine/pace.h"
+#include "engine/promise.h"
 #include "engine/rhythm.h"
 #include "memory/directory.h"
 #include "merge/merge.h"
@@ -45,11 +46,7 @@ typedef struct KsmScan {
     uint64_t merged;
     uint64_t hash_time;     /* of this pass, part of scan_time */
     bool restored;          /* something was, for the next pass to merge */
-    uint64_t gain_next;     /* pages that only that may merge, so far */
-    uint64_t promise;       /* ... for which it did not rest; 0: it did */
-    uint64_t promised_at;   /* what was merged in all by then */
-    unsigned vain;          /* such promises that came to little */
-    uint64_t cost;          /* ns of CPU of the last pass, without hash_time */
+    KsmPromise promise;     /* of the next one */
     KsmRhythm rhythm;
     uint64_t visited;       /* chunks of this pass behind us */
     uint32_t ripe[RIPE_MAX];    /* ids of first pages: chunks to merge */

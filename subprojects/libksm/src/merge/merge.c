@@ -5,14 +5,10 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/prim.h"
-#include "base/tsan.h"
-#include "memory/attr.h"
+#include "merge/mapping.h"
 #include "merge/merge.h"
-
-#define FAULT_AROUND    (16 * PAGE_BYTES)   /* the kernel's default */
 
 typedef struct Span {
     Isolation iso;
@@ -275,24 +271,8 @@ static unsigned verify(KsmMerge *m, Span *s)
 /* Maps the pool over a run.  False: the range is still as it was. */
 static bool map_run(KsmMerge *m, const Span *s, unsigned i, unsigned n)
 {
-    KsmRegion *r = m->plan->region;
-    char *addr = s->iso.home + i * PAGE_BYTES;
-    size_t len = n * PAGE_BYTES;
-    off_t offset;
-    int fd = store_map(m->content->store, s->slot[i], &offset);
-    unsigned tries = 0;
-
-    while (!prim.map(addr, len, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_FIXED | r->map_flags,
-                     fd, offset)) {
-        if (!range_has_gap(addr, len)) {
-            return false;
-        }
-        prim.pause(tries++ > 8 ? 1000 : 0);
-    }
-    attr_give(r, addr, len, ATTR_SHARED);
-    vmas_made(m->vmas, 2);
-    return true;
+    return mapping_make(m->content->store, m->vmas, m->plan->region,
+                        s->iso.home + i * PAGE_BYTES, s->slot[i], n);
 }
 
 /* Maps all runs; those that fail are kept. */
@@ -364,41 +344,16 @@ static void span_replace(KsmMerge *m, Span *s)
     }
 }
 
-/*
- * Reads a run once, for its page tables: a fault maps the aligned 16 pages
- * around it (fault-around), at less than half the price of MADV_POPULATE_READ,
- * which looks up every page.  Where the mapping begins it maps the first 16
- * pages instead: so the second read comes 16 pages later, aligned or not.
- */
-static void run_touch(const char *addr, size_t len)
-{
-    const char *end = addr + len, *at = addr;
-
-    KSM_TSAN_IGNORE_BEGIN();
-    while (at < end) {
-        /* volatile: only the read matters */
-        (void)*(const volatile char *)at;
-        at = at == addr ? addr + FAULT_AROUND
-           : (const char *)ROUND_UP_TO((uintptr_t)at + 1, FAULT_AROUND);
-    }
-    KSM_TSAN_IGNORE_END();
-}
-
 /* The page tables of mapped runs: ours, then others', by the op. */
 static void span_prefault(Span *s)
 {
-    const KsmRegionOps *ops = s->iso.ops;
     unsigned n;
 
     for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
-        char *addr = s->iso.home + i * PAGE_BYTES;
-
         n = joined_run(s, i);
         if (n) {
-            run_touch(addr, n * PAGE_BYTES);
-        }
-        if (n && ops && ops->prefault) {
-            ops->prefault(s->iso.opaque, addr, n * PAGE_BYTES);
+            mapping_warm(s->iso.ops, s->iso.opaque,
+                         s->iso.home + i * PAGE_BYTES, n * PAGE_BYTES);
         }
     }
 }

@@ -9,6 +9,7 @@
 #include "base/prim.h"
 #include "base/tsan.h"
 #include "memory/attr.h"
+#include "merge/block.h"
 #include "merge/restore.h"
 
 #define BUSY_TRIES      20u     /* ms to wait for a device */
@@ -121,18 +122,10 @@ static int copy_over(void *copy, void *addr, size_t len)
     }
 }
 
-static void unblock(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
+/* Part of what is blocked stays as it is. */
+static void lift(const Block *b, KsmRegion *r, size_t page, size_t n)
 {
-    UffdRange range = { s->uffd_wp, page_addr(r, page), n * PAGE_BYTES };
-    unsigned tries = 0;
-
-    while (prim.uffd_protect(&range, false) < 0 && ++tries < 1000) {
-        prim.pause(100);
-    }
-    tries = 0;
-    while (prim.uffd_unregister(&range) < 0 && ++tries < 1000) {
-        prim.pause(100);
-    }
+    block_lift(b, page_addr(r, page), n * PAGE_BYTES);
 }
 
 /*
@@ -168,7 +161,8 @@ static void *zeroes_aside(const KsmRegion *r, void *copy, size_t len)
 }
 
 /* A range whose writers are blocked: back to anonymous memory. */
-static int replace_blocked(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
+static int replace_blocked(KsmRestore *s, const Block *b, KsmRegion *r,
+                           size_t page, size_t n)
 {
     size_t len = n * PAGE_BYTES;
     UffdRange range = { s->uffd_wp, page_addr(r, page), len };
@@ -179,7 +173,7 @@ static int replace_blocked(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
     copy = zero ? zeroes_aside(r, copy, len) : copy;
     ret = copy ? copy_over(copy, page_addr(r, page), len) : -ENOMEM;
     if (ret < 0) {
-        unblock(s, r, page, n);
+        lift(b, r, page, n);
         return ret;
     }
     /* nobody waits for the books; who is not woken now is by restore_run() */
@@ -198,14 +192,14 @@ static int replace_blocked(KsmRestore *s, KsmRegion *r, size_t page, size_t n)
  * copied, and from now on waits for us as any writer does.  Each such part
  * becomes a mapping of its own, until @mappings are used up.
  */
-static int replace_clean(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
-                         size_t mappings)
+static int replace_clean(KsmRestore *s, const Block *b, KsmRegion *r,
+                         size_t page, size_t n, size_t mappings)
 {
     int ret = 0, failed = 0;
     unsigned k;
 
     if (kinds_ask(s->kinds, page_addr(r, page), n, KINDS_ALL, s->kind) < 0) {
-        unblock(s, r, page, n);
+        lift(b, r, page, n);
         return -EBUSY;
     }
     for (unsigned i = 0; i < n; i += k) {
@@ -216,13 +210,13 @@ static int replace_clean(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
             k++;
         }
         if (copied) {
-            unblock(s, r, page + i, k);
+            lift(b, r, page + i, k);
             ret = -EBUSY;
         } else if (mappings < VMAS_FEW) {
-            unblock(s, r, page + i, k);
+            lift(b, r, page + i, k);
             failed = -ENOMEM;
         } else {
-            int err = replace_blocked(s, r, page + i, k);
+            int err = replace_blocked(s, b, r, page + i, k);
 
             failed = err < 0 ? err : failed;
             mappings -= 2;
@@ -242,28 +236,28 @@ typedef enum RestoreFor {
  * A range that is write-protected.  Whether it may be replaced, and whether a
  * device may hold pages of it, is asked now, not before: restore.h, 1 and 6.
  */
-static int replace_run(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
-                       RestoreFor whom, size_t mappings)
+static int replace_run(KsmRestore *s, const Block *b, KsmRegion *r,
+                       size_t page, size_t n, RestoreFor whom,
+                       size_t mappings)
 {
     if (whom != FOR_OWNER && region_inhibited(r)) {
-        unblock(s, r, page, n);
+        lift(b, r, page, n);
         return -EBUSY;
     }
     if (whom == FOR_MOVE ||
         region_busy(r, page_addr(r, page), n * PAGE_BYTES)) {
-        return replace_clean(s, r, page, n, mappings);
+        return replace_clean(s, b, r, page, n, mappings);
     }
-    return replace_blocked(s, r, page, n);
+    return replace_blocked(s, b, r, page, n);
 }
 
 /* A run that maps the pool, within a chunk. */
 static int restore_run(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
                        RestoreFor whom)
 {
-    UffdRange range = { s->uffd_wp, page_addr(r, page), n * PAGE_BYTES };
     /* counted now, while nobody waits */
     size_t mappings = vmas_left(s->vmas);
-    sigset_t old;
+    Block b;
     int ret;
 
     if (whom != FOR_OWNER && mappings < VMAS_FEW) {
@@ -273,23 +267,11 @@ static int restore_run(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
         /* the content gets its own copy; the mapping stays */
         return copy_in_place(s, r, page, n);
     }
-    /* ksmd would take the protection away; who knows who has marked it since */
-    ret = attr_unmergeable(range.addr, range.len);
-    ret = ret < 0 ? ret : prim.uffd_register(&range, UFFD_PROTECT);
-    if (ret < 0) {
-        return ret;
+    ret = block_begin(&b, s->uffd_wp, page_addr(r, page), n * PAGE_BYTES);
+    if (ret == 0) {
+        ret = replace_run(s, &b, r, page, n, whom, mappings);
+        block_end(&b);
     }
-    prim.signals_block(&old);
-    ret = prim.uffd_protect(&range, true);
-    if (ret < 0) {
-        unblock(s, r, page, n);
-    } else {
-        ret = replace_run(s, r, page, n, whom, mappings);
-    }
-    for (unsigned i = 0; prim.uffd_wake(&range) < 0 && i < 1000; i++) {
-        prim.pause(100);
-    }
-    prim.signals_restore(&old);
     return ret;
 }
 

@@ -1,0 +1,44 @@
+/*
+ * promise: a pass that is made without a rest, for what waits for it
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <glib.h>
+
+#include "engine/promise.h"
+#include "merge/cost.h"
+
+#define VAIN_MAX    8u      /* by then a chunk counts as nothing */
+
+void promise_waits(KsmPromise *p, unsigned pages)
+{
+    p->waits += pages;
+}
+
+bool promise_make(KsmPromise *p, uint64_t merged)
+{
+    if (p->waits * PAGE_WORTH_NS >> 2 * p->vain <= p->cost) {
+        return false;
+    }
+    p->made = p->waits;
+    p->merged = merged;
+    return true;
+}
+
+void promise_judge(KsmPromise *p, uint64_t merged, uint64_t cost)
+{
+    if (!p->made) {
+        p->vain -= p->vain > 0;
+    } else if (merged - p->merged >= p->made / 4) {
+        p->vain = 0;
+    } else {
+        p->vain = MIN(p->vain + 1, VAIN_MAX);
+    }
+    p->made = 0;
+    p->cost = cost;
+}
+
+void promise_begin(KsmPromise *p)
+{
+    p->waits = 0;
+}
