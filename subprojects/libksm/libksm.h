@@ -205,8 +205,9 @@ typedef struct KsmRegionOps {
      * does not fault on write-protected memory, and would keep a page that is
      * replaced: see ksm_settle().
      * True, when merging: the very same pages are put back; the op is asked
-     * again, for one page, while such a page cannot be moved.  When restoring:
-     * what was copied on write stays where it is.  Memory that must stay for
+     * again, for one page, while such a page cannot be moved.  When restoring,
+     * or merging again what was written: what was copied on write stays where
+     * it is.  Memory that must stay for
      * long (a device is attached) is reported here: "inhibited" is about
      * merging, and does not keep ksm_unmerge() from giving memory back.
      * Called by the threads in ksm_step(), ksm_unmerge() and
@@ -216,7 +217,8 @@ typedef struct KsmRegionOps {
     /*
      * NULL where merging may go on; else a static text: why it may not.  Then
      * the engine does not merge, nor restore by itself.  Asked before each
-     * chunk, and again, after write-protection, before each run is restored.
+     * chunk, and again, after write-protection, before each run is restored or
+     * merged again.
      */
     const char *(*inhibited)(void *opaque);
     /*

@@ -52,6 +52,9 @@ static Staged staged[MAX_ENGINES];
 static unsigned n_staged;
 static __thread Staged *mine;   /* what this thread staged last */
 static __thread const char *isolated;   /* what this thread isolates now */
+/* whose writers this thread holds up, by their places in a chunk */
+static __thread const char *blocked[CHUNK / PAGE];
+static int blocking[MAX_ENGINES];       /* userfaultfds for that */
 static int pagemap_fd;
 static Call calls[N_CALLS];
 static unsigned n_calls;        /* atomic, as those that follow */
@@ -316,19 +319,40 @@ static size_t staged_of(const char *home)
     return MIN(page, STAGE_PAGES);
 }
 
-/* The pool is mapped over staged pages of the same content. */
+static const char **blocked_at(const char *page)
+{
+    return &blocked[(uintptr_t)page % CHUNK / PAGE];
+}
+
+static bool is_blocking(int fd)
+{
+    for (unsigned i = 0; i < n_staged; i++) {
+        if (blocking[i] == fd) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * The pool is mapped over pages of the same content, that are staged, or that
+ * nobody can write to.
+ */
 static void check_replaced(const char *addr, size_t len, int fd, off_t offset)
 {
     char slot[PAGE];
 
     for (size_t i = 0; i < len; i += PAGE) {
         size_t page = staged_of(addr + i);
+        const char *is = addr + i;
 
-        if (page == STAGE_PAGES) {
+        if (page < STAGE_PAGES) {
+            is = mine->copy + page * PAGE;
+        } else if (*blocked_at(addr + i) != addr + i) {
             judge("mapped over a page that was not isolated", addr + i);
         }
         if (pread(fd, slot, PAGE, offset + i) != PAGE ||
-            memcmp(slot, mine->copy + page * PAGE, PAGE)) {
+            memcmp(slot, is, PAGE)) {
             judge("replaced by other content", addr + i);
         }
     }
@@ -337,7 +361,12 @@ static void check_replaced(const char *addr, size_t len, int fd, off_t offset)
 static void replaced(const char *addr, size_t len)
 {
     for (size_t i = 0; i < len; i += PAGE) {
-        mine->here[staged_of(addr + i)] = false;
+        size_t page = staged_of(addr + i);
+
+        if (page < STAGE_PAGES) {
+            mine->here[page] = false;
+        }
+        *blocked_at(addr + i) = NULL;
     }
 }
 
@@ -460,9 +489,32 @@ static ssize_t watch_receive(int fd, void *message, size_t len, int *fds,
 static int watch_protect(const UffdRange *range, bool on)
 {
     uint64_t ns = prim_real.now_ns();
+    char *addr = range->addr;
+    long ret;
 
-    return note("protect", ns, range->addr, range->len, on,
-                prim_real.uffd_protect(range, on));
+    if (!on && is_blocking(range->fd)) {
+        for (size_t i = 0; i < range->len; i += PAGE) {
+            *blocked_at(addr + i) = NULL;
+        }
+    }
+    ret = note("protect", ns, addr, range->len, on,
+               prim_real.uffd_protect(range, on));
+    if (on && ret == 0 && is_blocking(range->fd)) {
+        isolated = addr;
+        for (size_t i = 0; i < range->len; i += PAGE) {
+            *blocked_at(addr + i) = addr + i;
+        }
+    }
+    return ret;
+}
+
+static int watch_wake(const UffdRange *range)
+{
+    if (is_blocking(range->fd)) {
+        isolated = NULL;
+        memset(blocked, 0, sizeof(blocked));
+    }
+    return prim_real.uffd_wake(range);
 }
 
 /*
@@ -569,6 +621,7 @@ void watch_start(KsmEngine *const *engines, unsigned n,
         staged[i].stage = engines[i]->stage.small;
         g_assert(engines[i]->stage.huge == staged[i].stage + CHUNK);
         staged[i].copy = g_malloc(2 * CHUNK);
+        blocking[i] = engines[i]->uffd_wp;
     }
     prim.map = watch_map;
     prim.unmap = watch_unmap;
@@ -577,6 +630,7 @@ void watch_start(KsmEngine *const *engines, unsigned n,
     prim.uffd_register = watch_register;
     prim.uffd_unregister = watch_unregister;
     prim.uffd_protect = watch_protect;
+    prim.uffd_wake = watch_wake;
     prim.uffd_move = watch_move;
     prim.uffd_copy = watch_copy;
     prim.pagemap = watch_pagemap;

@@ -7,7 +7,8 @@
  * them, and
  *
  * - judges them: a staged page goes back to where it came from, or is replaced
- *   by a slot of the same content, or was zeroes; nothing else of the owner's
+ *   by a slot of the same content, or was zeroes; one whose writers are held up
+ *   is replaced by a slot of the same content; nothing else of the owner's
  *   memory is mapped over, moved over or dropped unless the owner gave it
  *   back.  A breach ends the test long before anybody reads the page;
  * - sees to it that nothing is said to a daemon, nor heard, while pages are

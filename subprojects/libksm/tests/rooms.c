@@ -10,6 +10,7 @@
 #include "fake-store.h"
 #include "memory/admit.h"
 #include "memory/attr.h"
+#include "merge/quiet.h"
 #include "rooms.h"
 #include "share/store-local.h"
 
@@ -112,6 +113,13 @@ static void connect(Rooms *f)
         .vmas = &f->vmas,
         .content = &f->content,
         .dirty = &f->dirty,
+    };
+    f->rejoin = (KsmRejoin) {
+        .uffd_wp = f->uffd_wp,
+        .content = &f->content,
+        .vmas = &f->vmas,
+        .cut = &f->cut,
+        .costs = &f->costs,
     };
 }
 
@@ -616,6 +624,34 @@ void rooms_mistake(Rooms *f, KsmRegion *r, size_t page, uint32_t tag)
 void rooms_break(Rooms *f, KsmRegion *r, size_t page)
 {
     content_leave(&f->content, r, page, PAGE_BROKEN);
+}
+
+static void quiet_one(Rooms *f, KsmRegion *r, size_t page)
+{
+    uint32_t place;
+
+    rooms_break(f, r, page);
+    r->tag[page] = content_tag(r, hash_page(&f->hasher, page_addr(r, page)));
+    r->history[page] = QUIET_LOOKS << 4;
+    place = index_lookup(&f->content.index, r->tag[page]);
+    if (place == PLACE_NONE) {
+        g_assert(content_enter(&f->content, r, page));
+    } else {
+        content_met(&f->content, place);
+        page_again(r, page, true);
+    }
+}
+
+void rooms_quiet(Rooms *f, KsmRegion *r, size_t page, size_t n)
+{
+    for (size_t i = page; i < page + n; i++) {
+        quiet_one(f, r, i);
+    }
+}
+
+unsigned rooms_rejoin(Rooms *f, KsmRegion *r, size_t page, unsigned n)
+{
+    return rejoin_pages(&f->rejoin, r, page, n);
 }
 
 uint64_t rooms_poisoned(const Rooms *f)

@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * For tests of src/merge: a directory with regions, content, plan, stage, merge
- * and restore, connected as in the engine.  A pass is scan without its policy:
+ * For tests of src/merge: a directory with regions, content, plan, stage, merge,
+ * restore and rejoin, connected as in the engine.  A pass is scan without its policy:
  * it hashes every page that the dirty source calls quiet, and merges every
  * chunk that can be merged.
  */
@@ -13,6 +13,7 @@
 
 #include "base/lock.h"
 #include "merge/merge.h"
+#include "merge/rejoin.h"
 #include "merge/restore.h"
 #include "util.h"
 
@@ -35,6 +36,7 @@ typedef struct Rooms {
     KsmStage stage;
     KsmMerge merge;
     KsmRestore restore;
+    KsmRejoin rejoin;
     KsmRegion *region[4];
     GPtrArray *regions;     /* the same */
     unsigned n_regions;
@@ -64,6 +66,8 @@ void rooms_passes(Rooms *f, unsigned n);
 /* As for the owner; the second as scan does. */
 int rooms_unmerge(Rooms *f, KsmRegion *r, size_t page, size_t n);
 int rooms_restore(Rooms *f, KsmRegion *r, size_t page, size_t n);
+/* As scan does with those of rooms_quiet(); returns how many were merged. */
+unsigned rooms_rejoin(Rooms *f, KsmRegion *r, size_t page, unsigned n);
 /* Mappings left to the program. */
 void rooms_vma_reserve(Rooms *f, size_t mappings);
 /* The range's merged pages go: nothing is there. */
@@ -98,6 +102,8 @@ char *rooms_slot(Rooms *f, uint32_t slot);
 bool rooms_finds(const Rooms *f, uint32_t tag);
 /* As when scan finds a merged page written. */
 void rooms_break(Rooms *f, KsmRegion *r, size_t page);
+/* The same for @n of them, that were looked at until they counted as quiet. */
+void rooms_quiet(Rooms *f, KsmRegion *r, size_t page, size_t n);
 /* The page goes by that tag, as if it were equal to what has it. */
 void rooms_mistake(Rooms *f, KsmRegion *r, size_t page, uint32_t tag);
 /* Pages given up for failed memory. */

@@ -745,20 +745,32 @@ static void test_broken_equal(gconstpointer data)
     scene_end(&s);
 }
 
-/* Nor does it last that restoring cost more once, in busier times. */
-static void test_broken_dear(void)
+/*
+ * Nor does it last that restoring, or mapping the pool again, cost more once, in
+ * busier times.
+ */
+static void test_broken_dear(gconstpointer data)
 {
+    bool rejoin = GPOINTER_TO_INT(data);
+    unsigned n = rejoin ? 4 : 8, lost = 0;
     Scene s;
 
     if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
         return;
     }
     s.e->costs.restore_ns = costs_guess.restore_ns * 4;
-    for (unsigned i = 16; i < 1024; i += 128) {
-        mem_fill_run(s.m, i, 8, 1 + i, 1);
+    s.e->costs.rejoin_ns = costs_guess.rejoin_ns * 8;
+    for (unsigned i = 16; i < 1024; i += 128, lost += n) {
+        if (rejoin) {
+            mem_fill_run(s.m, i, n, 1 + i, 1);
+        } else {
+            /* no slot is equal to these */
+            mem_fill_run(s.m, i, n, 30000 + i, 1);
+            mem_fill_run(s.m, 1024 + i, n, 30000 + i, 1);
+        }
     }
     util_passes(s.e, CHECK_PASSES);
-    g_assert(util_stats(s.e).pages_sharing == 1024 - 64);
+    g_assert(util_stats(s.e).pages_sharing == 1024 - lost);
     for (unsigned i = 0; i < 1000 && util_stats(s.e).pages_sharing < 1024;
          i++) {
         util_passes(s.e, 1);
@@ -865,6 +877,29 @@ static int count_remap(void *from, size_t len, void *to)
 {
     remaps++;
     return prim_real.remap(from, len, to);
+}
+
+/* Runs too short to be restored map the pool again as they are. */
+static void test_broken_short(gconstpointer data)
+{
+    Scene s;
+
+    if (!scene_merged(&s, GPOINTER_TO_INT(data))) {
+        return;
+    }
+    remaps = 0;
+    prim.remap = count_remap;
+    for (unsigned i = 16; i < 1024; i += 128) {
+        mem_fill_run(s.m, i, 4, 1 + i, 1);
+    }
+    util_passes(s.e, CHECK_PASSES);
+    g_assert(util_stats(s.e).pages_sharing == 1024 - 32);
+    g_assert(passes_until(&s, 1024));
+    g_assert(remaps == 0 && s.r->count[PAGE_BROKEN] == 0);
+    g_assert(mem_anonymous(s.m, 0, PAGES) == 0);
+    prim.remap = prim_real.remap;
+    mem_check(s.m);
+    scene_end(&s);
 }
 
 static void test_broken_churn(gconstpointer data)
@@ -1188,6 +1223,8 @@ static void test_broken_pays(void)
     if (!scene_quiet(&s, at, n)) {
         return;
     }
+    /* they might map the pool as they are, but for that */
+    s.e->costs.rejoin_ns = UINT32_MAX;
     cost[0] = &s.e->costs.restore_ns;
     cost[1] = &s.e->costs.isolate_ns;
     cost[2] = &s.e->costs.map_ns;
@@ -2708,7 +2745,8 @@ static void test_taken(void)
 static void passes_cheap(Scene *s, unsigned n)
 {
     while (n--) {
-        s->e->costs = (KsmCosts) { 100, 100, 100, 100, 100, 100, 100 };
+        s->e->costs = (KsmCosts) { 100, 100, 100, 100, 100, 100, 100,
+                                      100 };
         util_passes(s->e, 1);
     }
 }
@@ -3780,7 +3818,11 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/back", test_back);
     g_test_add_func("/scan/back/written", test_back_written);
     add_sources("/scan/broken/equal", test_broken_equal);
-    g_test_add_func("/scan/broken/dear", test_broken_dear);
+    add_sources("/scan/broken/short", test_broken_short);
+    g_test_add_data_func("/scan/broken/dear/restore", GINT_TO_POINTER(false),
+                         test_broken_dear);
+    g_test_add_data_func("/scan/broken/dear/rejoin", GINT_TO_POINTER(true),
+                         test_broken_dear);
     g_test_add_data_func("/scan/broken/soon/pagemap",
                          GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_broken_soon);
     g_test_add_data_func("/scan/broken/soon/log",

@@ -112,31 +112,66 @@ static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
     return true;
 }
 
-/* True: something was restored. */
-static bool chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
+static bool rejoin(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
 {
-    size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES;
+    unsigned merged = rejoin_pages(&e->rejoin, r, page, n);
+
+    e->total.merged += merged;
+    r->merged += merged;
+    return merged;
+}
+
+/* What came of a chunk. */
+typedef struct Done {
+    bool restored, rejoined;    /* some pages were */
+    bool doubtful;              /* others were not: it cost more in busier times */
+} Done;
+
+/*
+ * The run of a page that is quiet, and equal to something: restored, as @run has
+ * it, or merged as it is.  Returns how many pages were tried.
+ */
+static unsigned run_restore(KsmEngine *e, KsmRegion *r, size_t page,
+                            QuietRun run, Done *done)
+{
+    size_t end = (page / CHUNK_PAGES + 1) * CHUNK_PAGES;
     uint32_t zero = content_tag(r, e->hasher.zero);
-    bool any = false, doubtful = false;
+    unsigned n = run.n ? 0 : quiet_rejoins(&e->costs, r, page, end, zero);
+
+    if (run.n) {
+        done->restored |= restore(e, r, page, run.n);
+    } else if (n && rejoin(e, r, page, n)) {
+        done->rejoined = true;
+    } else {
+        done->doubtful |= quiet_run(&costs_guess, r, page, end, zero).n ||
+                          quiet_rejoins(&costs_guess, r, page, end, zero);
+    }
+    return MAX(run.n, n);
+}
+
+static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, seen = page;
+    uint32_t zero = content_tag(r, e->hasher.zero);
+    Done done = { false };
 
     while (page < end) {
         QuietRun run = { 0 };
+        unsigned n = 0;
 
         if (quiet_is_again(r, page)) {
-            run = quiet_run(&e->costs, r, page, end, zero);
-            doubtful |= !run.n &&
-                        quiet_run(&costs_guess, r, page, end, zero).n;
+            if (page >= seen) {
+                run = quiet_run(&e->costs, r, page, end, zero);
+                seen = page + run.seen;
+            }
+            n = run_restore(e, r, page, run, &done);
         }
-        if (run.n) {
-            any |= restore(e, r, page, run.n);
-        }
-        page += run.n ? run.n : MAX(run.seen, 1);
+        page += MAX(n, 1);
     }
-    if (doubtful) {
-        /* only what it cost in busier times is against it */
+    if (done.doubtful) {
         costs_doubt_restore(&e->costs);
     }
-    return any;
+    return done;
 }
 
 bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
@@ -144,7 +179,7 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     KsmChunk *c = &r->chunk[chunk];
     unsigned soonest = (QUIET_LOOKS + 1) * e->scan.rhythm.looks;
     uint64_t cpu = prim.cpu_ns();
-    bool any;
+    Done done;
 
     if (!c->broken || !e->scan.rhythm.check) {
         return false;
@@ -157,8 +192,8 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
         return false;
     }
     cpu = prim.cpu_ns();
-    any = chunk_restore(e, r, chunk);
-    if (any) {
+    done = chunk_restore(e, r, chunk);
+    if (done.restored || done.rejoined) {
         c->restored = c->calm < MAX(4u << c->restored, soonest)
                       ? MIN(c->restored + 1, BACKOFF_MAX)
                       : c->restored - (c->restored > 0);
@@ -166,5 +201,5 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
         e->scan.again = true;
     }
     e->total.merge_time += prim.cpu_ns() - cpu;
-    return any;
+    return done.restored;
 }

@@ -6,7 +6,8 @@
  * A page that was copied on write stays in its mapping of the pool, where it
  * can be neither moved nor given back.  Once it is quiet and equal to something
  * again, or zeroes, its part of the mapping is restored to anonymous memory,
- * and merged as any other.  When it is looked at: rhythm.h.  No source tracks
+ * and merged as any other; or the pool is mapped over it as it is, if it is
+ * small.  When it is looked at: rhythm.h.  No source tracks
  * writes to mappings of the pool: a page is quiet if two looks find the
  * same hash (a log, where there is one, makes them begin anew).  After that,
  * looks become rare.
@@ -15,7 +16,7 @@
  * restored for the sake of its VMA: mremap() would put a VMA of its own there,
  * one that a discard does not end.
  *
- * If restored pages are written again, their chunk waits, twice as long each
+ * If pages that were restored or merged again are written, their chunk waits, twice as long each
  * time, up to 32 looks, or four minutes.
  */
 #ifndef KSM_BROKEN_H
@@ -25,7 +26,7 @@
 
 /*
  * Looks at the chunk's broken pages, if it is time; e->scan.kinds is known.
- * True: some were restored.
+ * True: some were restored, for the next pass to merge.
  */
 bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk);
 

@@ -171,6 +171,13 @@ static void engine_connect(KsmEngine *e)
         .content = &e->content,
         .dirty = &e->dirty,
     };
+    e->rejoin = (KsmRejoin) {
+        .uffd_wp = e->uffd_wp,
+        .content = &e->content,
+        .vmas = &e->vmas,
+        .cut = &e->cut,
+        .costs = &e->costs,
+    };
 }
 
 static bool resources_error(GError **error, int err, const char *what)

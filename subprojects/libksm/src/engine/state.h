@@ -17,6 +17,7 @@
 #include "engine/rhythm.h"
 #include "memory/directory.h"
 #include "merge/merge.h"
+#include "merge/rejoin.h"
 #include "merge/restore.h"
 #include "share/asks.h"
 #include "share/content.h"
@@ -124,6 +125,7 @@ struct KsmEngine {
     KsmStage stage;
     KsmMerge merge;
     KsmRestore restore;
+    KsmRejoin rejoin;
     KsmScan scan;
     KsmBudget budget;
     KsmStats total;         /* counts only: those of this floor */

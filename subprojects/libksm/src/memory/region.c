@@ -202,7 +202,7 @@ void page_set(KsmRegion *r, size_t page, PageState state)
     c->again -= was == PAGE_BROKEN && (old & PAGE_AGAIN);
     c->kernel += (state == PAGE_KERNEL) - (was == PAGE_KERNEL);
     r->state[page] = state;
-    if (state_maps(was) && !state_maps(state) && page + 1 < r->n_pages) {
+    if (state_maps(was) && state != PAGE_BROKEN && page + 1 < r->n_pages) {
         joined_set(r, page + 1, false);
     }
 }

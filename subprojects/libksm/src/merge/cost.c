@@ -14,6 +14,7 @@ const KsmCosts costs_guess = {
     .copy_ns = 1000,
     .back_ns = 15000,
     .restore_ns = 30000,
+    .rejoin_ns = 20000,
 };
 
 void costs_init(KsmCosts *c)
@@ -63,6 +64,7 @@ static void towards(uint64_t *cost, uint64_t to)
 void costs_doubt_restore(KsmCosts *c)
 {
     towards(&c->restore_ns, costs_guess.restore_ns);
+    towards(&c->rejoin_ns, costs_guess.rejoin_ns);
 }
 
 void costs_doubt(KsmCosts *c)

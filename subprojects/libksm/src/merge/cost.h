@@ -30,6 +30,7 @@ typedef struct KsmCosts {
     uint64_t back_ns;       /* a stretch of pages moved back */
     uint64_t page_ns;       /* CPU per page while it is staged; 0: unknown */
     uint64_t restore_ns;    /* restoring a run, but for its pages */
+    uint64_t rejoin_ns;     /* rejoining one, but for pages and mappings */
 } KsmCosts;
 
 /* CPU time that one span took. */
@@ -55,7 +56,7 @@ void cost_average(uint64_t *cost, uint64_t ns);
 void costs_span(KsmCosts *c, const KsmSpent *s);
 
 void costs_doubt(KsmCosts *c);
-/* ... for the cost of restoring. */
+/* ... for the costs of restoring and rejoining. */
 void costs_doubt_restore(KsmCosts *c);
 
 #endif

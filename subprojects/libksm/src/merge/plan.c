@@ -64,7 +64,8 @@ static bool partner_worth(KsmPlan *p, uint32_t place)
         return false;
     }
     if (page_state(r, page) == PAGE_BROKEN) {
-        return quiet_pays(p->costs, r, page,
+        return !r->rests && r->ops && r->ops->busy &&
+               quiet_pays(p->costs, r, page,
                           content_tag(r, p->hasher->zero));
     }
     return c->gain >= gain_needed(p, c) &&

@@ -46,6 +46,19 @@ QuietRun quiet_run(const KsmCosts *costs, const KsmRegion *r, size_t page,
     return run;
 }
 
+unsigned quiet_rejoins(const KsmCosts *costs, const KsmRegion *r, size_t page,
+                       size_t end, uint32_t zero)
+{
+    unsigned n = 0;
+
+    while (page + n < end && quiet_is_again(r, page + n) &&
+           is_quiet(r, page + n) && r->tag[page + n] != zero) {
+        n++;
+    }
+    return n * (PAGE_WORTH_NS - REJOIN_PAGE_NS) >=
+           costs->rejoin_ns + costs->map_ns ? n : 0;
+}
+
 bool quiet_pays(const KsmCosts *costs, const KsmRegion *r, size_t page,
                 uint32_t zero)
 {
@@ -53,8 +66,10 @@ bool quiet_pays(const KsmCosts *costs, const KsmRegion *r, size_t page,
     size_t end = start + CHUNK_PAGES;
 
     while (page > start && quiet_is_again(r, page - 1) &&
-           is_quiet(r, page - 1)) {
+           is_quiet(r, page - 1) &&
+           (r->tag[page - 1] == zero) == (r->tag[page] == zero)) {
         page--;
     }
-    return quiet_run(costs, r, page, end, zero).n > 0;
+    return quiet_run(costs, r, page, end, zero).n ||
+           quiet_rejoins(costs, r, page, end, zero);
 }

@@ -4,9 +4,9 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Restoring a run of such pages to anonymous memory and merging it again costs
- * so many ns, and each page saved is worth PAGE_WORTH_NS: does that pay?
- * Leaves to others when to look (engine/broken.h) and how to restore
- * (restore.h).
+ * so many ns, mapping the pool over a shorter one fewer, and each page saved is
+ * worth PAGE_WORTH_NS: does that pay?  Leaves to others when to look
+ * (engine/broken.h) and how it is done (restore.h, rejoin.h).
  */
 #ifndef KSM_QUIET_H
 #define KSM_QUIET_H
@@ -16,6 +16,7 @@
 
 #define QUIET_LOOKS     2u      /* with the same hash */
 #define RESTORE_PAGE_NS UINT64_C(2000)      /* copied, protected, hashed */
+#define REJOIN_PAGE_NS  UINT64_C(1500)      /* read, compared, freed */
 
 /* Looks at a BROKEN page that found the same hash: high bits of its history. */
 static inline unsigned quiet_looks(const KsmRegion *r, size_t page)
@@ -35,10 +36,17 @@ typedef struct QuietRun {
 QuietRun quiet_run(const KsmCosts *costs, const KsmRegion *r, size_t page,
                    size_t end, uint32_t zero);
 
+/*
+ * Pages from @page on, before @end, that may map the pool as they are, if there
+ * are slots; 0: that does not pay, even with one mapping.
+ */
+unsigned quiet_rejoins(const KsmCosts *costs, const KsmRegion *r, size_t page,
+                       size_t end, uint32_t zero);
+
 /* Is the page broken, and would it be merged, were it restored? */
 bool quiet_is_again(const KsmRegion *r, size_t page);
 
-/* Will the broken page be restored, going by what is known? */
+/* Will the broken page be merged, going by what is known? */
 bool quiet_pays(const KsmCosts *costs, const KsmRegion *r, size_t page,
                 uint32_t zero);
 
