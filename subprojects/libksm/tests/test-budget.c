@@ -153,8 +153,8 @@ static bool promised(KsmPromise *p, uint64_t merged, unsigned waits)
 {
     promise_begin(p);
     promise_waits(p, waits);
-    promise_judge(p, merged, MS);
-    return promise_make(p, merged);
+    promise_judge(p, merged, MS, 0, 0);
+    return promise_make(p, merged, 0);
 }
 
 /* What waits is to be worth more than a pass costs. */
@@ -197,6 +197,34 @@ static void test_promise_vain(void)
     g_assert(promised(&p, pays, pays));
 }
 
+/* Where others have to answer first there is time for it. */
+static void test_promise_later(void)
+{
+    unsigned pays = MS / PAGE_WORTH_NS + 1;
+    KsmPromise p = { 0 };
+
+    g_assert(promised(&p, 0, 4 * pays));
+    promise_judge(&p, 0, MS, S - 1, S);
+    g_assert(p.vain == 0 && p.made == 4 * pays);
+    /* what is promised meanwhile takes nothing from that, nor adds to it */
+    promise_begin(&p);
+    promise_waits(&p, pays);
+    g_assert(promise_make(&p, pays - 1, S - 1));
+    g_assert(p.made == 4 * pays && p.began == 0);
+    promise_judge(&p, pays - 1, MS, S, S);
+    g_assert(p.vain == 1 && p.made == 0);
+    promise_waits(&p, 3 * pays);
+    g_assert(promise_make(&p, 10, 2 * S));
+    promise_judge(&p, 10 + pays, MS, 2 * S + 1, S);
+    g_assert(p.vain == 0 && p.made == 0);
+    /* but not for passes without end */
+    g_assert(promise_make(&p, 0, 3 * S));
+    for (unsigned i = 1; i <= PROMISE_PASSES; i++) {
+        promise_judge(&p, 0, MS, 3 * S, S);
+        g_assert(p.vain == (i == PROMISE_PASSES));
+    }
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -208,5 +236,6 @@ int main(int argc, char **argv)
     g_test_add_func("/rhythm/rest", test_rhythm_rest);
     g_test_add_func("/promise/pays", test_promise_pays);
     g_test_add_func("/promise/vain", test_promise_vain);
+    g_test_add_func("/promise/later", test_promise_later);
     return g_test_run();
 }

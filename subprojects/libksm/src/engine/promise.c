@@ -15,27 +15,33 @@ void promise_waits(KsmPromise *p, unsigned pages)
     p->waits += pages;
 }
 
-bool promise_make(KsmPromise *p, uint64_t merged)
+bool promise_make(KsmPromise *p, uint64_t merged, uint64_t now)
 {
     if (p->waits * PAGE_WORTH_NS >> 2 * p->vain <= p->cost) {
         return false;
     }
-    p->made = p->waits;
-    p->merged = merged;
+    if (!p->made) {
+        p->made = p->waits;
+        p->merged = merged;
+        p->began = now;
+        p->passes = 0;
+    }
     return true;
 }
 
-void promise_judge(KsmPromise *p, uint64_t merged, uint64_t cost)
+void promise_judge(KsmPromise *p, uint64_t merged, uint64_t cost, uint64_t now,
+                   uint64_t ns)
 {
+    p->cost = cost;
     if (!p->made) {
         p->vain -= p->vain > 0;
     } else if (merged - p->merged >= p->made / 4) {
         p->vain = 0;
-    } else {
+        p->made = 0;
+    } else if (now - p->began >= ns || ++p->passes >= PROMISE_PASSES) {
         p->vain = MIN(p->vain + 1, VAIN_MAX);
+        p->made = 0;
     }
-    p->made = 0;
-    p->cost = cost;
 }
 
 void promise_begin(KsmPromise *p)

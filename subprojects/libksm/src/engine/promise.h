@@ -9,6 +9,10 @@
  * promised that there is no rest.  The pass may merge little all the same:
  * guests write to their memory, and devices are at it.  So each promise that
  * was not kept makes the next one count a quarter as much.
+ *
+ * What others of a group have to answer first is merged later than in that
+ * pass: so a promise is judged when there was time for it, or after some more
+ * passes.
  */
 #ifndef KSM_PROMISE_H
 #define KSM_PROMISE_H
@@ -16,10 +20,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define PROMISE_PASSES  8u
+
 typedef struct KsmPromise {
     uint64_t waits;         /* pages that only the next pass may merge, so far */
     uint64_t made;          /* ... for which there was no rest; 0: there was */
-    uint64_t merged;        /* pages, in all, by then */
+    uint64_t merged;        /* pages, in all, by then ... */
+    uint64_t began;         /* ... and when that was, in ns */
+    unsigned passes;        /* since */
     uint64_t cost;          /* ns of CPU of the last pass, but for hashing */
     unsigned vain;          /* promises that came to little; log4 */
 } KsmPromise;
@@ -28,16 +36,17 @@ typedef struct KsmPromise {
 void promise_waits(KsmPromise *p, unsigned pages);
 
 /*
- * Makes one, if that pays; false: it does not.  @merged: pages, in all.  Made
- * twice for one pass it is one.
+ * Makes one, if that pays; false: it does not.  @merged: pages, in all.  While
+ * one is to be judged, another belongs to it.
  */
-bool promise_make(KsmPromise *p, uint64_t merged);
+bool promise_make(KsmPromise *p, uint64_t merged, uint64_t now);
 
 /*
- * A pass has ended, and has cost so many ns of CPU, but for hashing: was the
- * promise kept?
+ * A pass has ended, and has cost so many ns of CPU, but for hashing: was a
+ * promise kept, if it was made @ns ago or earlier, or PROMISE_PASSES ago?
  */
-void promise_judge(KsmPromise *p, uint64_t merged, uint64_t cost);
+void promise_judge(KsmPromise *p, uint64_t merged, uint64_t cost, uint64_t now,
+                   uint64_t ns);
 
 /* The next pass begins: what waits is found anew. */
 void promise_begin(KsmPromise *p);

@@ -411,15 +411,16 @@ static void plan_again(KsmEngine *e, KsmRegion *r, size_t chunk)
 static void next_soon(KsmEngine *e, const KsmChunk *c)
 {
     KsmScan *s = &e->scan;
+    uint64_t now = prim.now_ns();
 
     if (!loose_is_new(c) || c->wait || c->failed_in == pass_mark(s)) {
         return;
     }
     promise_waits(&s->promise, c->gain);
     if (s->phase == PHASE_START &&
-        promise_make(&s->promise, e->total.merged)) {
+        promise_make(&s->promise, e->total.merged, now)) {
         s->due = MIN(s->due, MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
-                                 prim.now_ns() + IDLE_MIN_NS));
+                                 now + IDLE_MIN_NS));
     }
 }
 
@@ -682,10 +683,11 @@ static uint64_t pass_rest(KsmEngine *e)
     };
     uint64_t idle = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
-    uint64_t rest;
+    uint64_t now = prim.now_ns(), rest;
 
-    promise_judge(&s->promise, e->total.merged, yield.cost - yield.hash);
-    yield.go_on |= promise_make(&s->promise, e->total.merged);
+    promise_judge(&s->promise, e->total.merged, yield.cost - yield.hash, now,
+                  e->content.store->ripen_ns);
+    yield.go_on |= promise_make(&s->promise, e->total.merged, now);
     if (s->settle || starved_lately(e)) {
         return 0;       /* nor is it owed */
     }
