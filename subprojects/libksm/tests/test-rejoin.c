@@ -303,6 +303,11 @@ static void test_device(gconstpointer data)
     g_assert(rooms_rejoin(&s.f, s.ra, AT, RUN) == 0);
     g_assert(mem_anonymous(s.a, AT, RUN) == RUN);
     g_assert(s.ra->count[PAGE_BROKEN] == RUN);
+    /* it is known to be there: nobody is held up */
+    h.fail_at = 1;
+    g_assert(rooms_rejoin(&s.f, s.ra, AT, RUN) == 0);
+    g_assert(h.calls == 0);
+    h.fail_at = 0;
     mem_fill_run(s.a, AT, RUN, 1 + OTHER, 1);
     h.busy = s.a->busy = false;
     h.inhibited = s.a->inhibited = NULL;
