@@ -515,7 +515,7 @@ static void test_mappings(void)
  */
 typedef struct Writer {
     atomic_bool ends;
-    volatile uint64_t *word;
+    volatile uint64_t *word;    /* volatile: memory, each time */
     uint64_t equal;         /* ... the word in the slot */
     uint64_t writes;
 } Writer;

@@ -7,17 +7,16 @@
  * can be neither moved nor given back.  Once it is quiet and equal to something
  * again, or zeroes, its part of the mapping is restored to anonymous memory,
  * and merged as any other; or the pool is mapped over it as it is, if it is
- * small.  When it is looked at: rhythm.h.  No source tracks
- * writes to mappings of the pool: a page is quiet if two looks find the
- * same hash (a log, where there is one, makes them begin anew).  After that,
- * looks become rare.
+ * small.  When it is looked at: rhythm.h.  No source tracks writes to mappings
+ * of the pool: a page is quiet if two looks find the same hash (a log, where
+ * there is one, makes them begin anew).  After that, looks become rare.
  *
  * What pays: merge/quiet.h.  A mapping all of whose pages were written is not
  * restored for the sake of its VMA: mremap() would put a VMA of its own there,
  * one that a discard does not end.
  *
- * If pages that were restored or merged again are written, their chunk waits, twice as long each
- * time, up to 32 looks, or four minutes.
+ * If pages that were restored or merged again are written, their chunk waits,
+ * twice as long each time, up to 32 looks, or four minutes.
  */
 #ifndef KSM_BROKEN_H
 #define KSM_BROKEN_H
