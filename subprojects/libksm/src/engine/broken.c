@@ -124,12 +124,12 @@ static bool rejoin(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
 /* What came of a chunk. */
 typedef struct Done {
     bool restored, rejoined;    /* some pages were */
-    bool doubtful;              /* others were not: it cost more in busier times */
+    bool doubtful;              /* others were not, for busier times' costs */
 } Done;
 
 /*
- * The run of a page that is quiet, and equal to something: restored, as @run has
- * it, or merged as it is.  Returns how many pages were tried.
+ * The run of a page that is quiet, and equal to something: restored, as @run
+ * has it, or merged as it is.  Returns how many pages were tried.
  */
 static unsigned run_restore(KsmEngine *e, KsmRegion *r, size_t page,
                             QuietRun run, Done *done)

@@ -23,7 +23,7 @@
 #define PROMISE_PASSES  8u
 
 typedef struct KsmPromise {
-    uint64_t waits;         /* pages that only the next pass may merge, so far */
+    uint64_t waits;         /* pages that only the next pass may merge */
     uint64_t made;          /* ... for which there was no rest; 0: there was */
     uint64_t merged;        /* pages, in all, by then ... */
     uint64_t began;         /* ... and when that was, in ns */

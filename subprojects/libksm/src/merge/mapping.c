@@ -53,7 +53,8 @@ static void run_touch(const char *addr, size_t len)
     KSM_TSAN_IGNORE_END();
 }
 
-void mapping_warm(const KsmRegionOps *ops, void *opaque, char *addr, size_t len)
+void mapping_warm(const KsmRegionOps *ops, void *opaque, char *addr,
+                  size_t len)
 {
     run_touch(addr, len);
     if (ops && ops->prefault) {

@@ -21,6 +21,7 @@ bool mapping_make(KsmStore *store, KsmVmas *vmas, KsmRegion *r, char *addr,
                   uint32_t slot, unsigned n);
 
 /* The page tables of such a run: ours, then others', by the prefault op. */
-void mapping_warm(const KsmRegionOps *ops, void *opaque, char *addr, size_t len);
+void mapping_warm(const KsmRegionOps *ops, void *opaque, char *addr,
+                  size_t len);
 
 #endif
