@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/prim.h"
+#include "base/tsan.h"
 #include "fake-store.h"
 #include "memory/admit.h"
 #include "memory/attr.h"
@@ -631,7 +632,9 @@ static void quiet_one(Rooms *f, KsmRegion *r, size_t page)
     uint32_t place;
 
     rooms_break(f, r, page);
+    KSM_TSAN_IGNORE_BEGIN();    /* it may be written */
     r->tag[page] = content_tag(r, hash_page(&f->hasher, page_addr(r, page)));
+    KSM_TSAN_IGNORE_END();
     r->history[page] = QUIET_LOOKS << 4;
     place = index_lookup(&f->content.index, r->tag[page]);
     if (place == PLACE_NONE) {
