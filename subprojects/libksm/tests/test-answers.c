@@ -1127,6 +1127,51 @@ static void test_settles(void)
     scene_end(&s);
 }
 
+/*
+ * What the others had no time for is asked about in the next pass, and that does
+ * not wait for a rest, though at the end they have time again.
+ */
+static void test_unasked(gconstpointer data)
+{
+    const FakeStoreHabits habits = { .late = 5 };
+    const unsigned chunks = 3 * ASKS_MAX / CHUNK_PAGES;
+    Mem *big = mem_new(chunks * CHUNK_PAGES, 0, MEM_SMALL);
+    uint64_t pass;
+    KsmRegion *r;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        mem_free(big);
+        return;
+    }
+    /* then chunks are passed over; else they are hashed in vain */
+    s.store->ripen_ns = GPOINTER_TO_UINT(data);
+    r = util_add(s.e, big, &mem_ops);
+    util_passes(s.e, PASSES);
+    g_assert(s.e->scan.idle_ns > 0);
+    mem_fill_run(big, 0, chunks * CHUNK_PAGES, 1000, 1);
+    fake_store_habits(s.store)->refuse = 100;
+    while (!s.e->scan.starved) {
+        ksm_step(s.e, 1);
+    }
+    fake_store_habits(s.store)->refuse = 0;
+    pass = s.e->scan.pass;
+    while (s.e->scan.starved || s.e->scan.phase != PHASE_START) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(s.e->scan.pass == pass);
+    g_assert(s.e->scan.skipped == (s.store->ripen_ns > 0));
+    g_assert(r->count[PAGE_UNIQUE] < chunks * CHUNK_PAGES);
+    g_assert(s.e->scan.idle_ns == 0);
+    util_passes(s.e, 1);
+    g_assert(r->count[PAGE_UNIQUE] == chunks * CHUNK_PAGES);
+    g_assert(fake_store_asked(s.store) == chunks * CHUNK_PAGES);
+    util_remove(r);
+    mem_check(big);
+    mem_free(big);
+    scene_end(&s);
+}
+
 /* News were lost: what is alone is asked about again, some time. */
 static void test_renewed(void)
 {
@@ -1287,6 +1332,10 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/no-room", test_no_room);
     g_test_add_func("/answers/doubted", test_doubted);
     g_test_add_func("/answers/settles", test_settles);
+    g_test_add_data_func("/answers/unasked/vain", GUINT_TO_POINTER(0),
+                         test_unasked);
+    g_test_add_data_func("/answers/unasked/skipped",
+                         GUINT_TO_POINTER(1000000000), test_unasked);
     g_test_add_func("/answers/renewed", test_renewed);
     g_test_add_func("/answers/follow/block", test_follow);
     g_test_add_func("/answers/follow/steps", test_follow_steps);

@@ -54,6 +54,7 @@ typedef struct KsmScan {
     unsigned n_ripe;
     uint64_t starved;       /* ns; since when nothing could be asked; 0 */
     bool again;             /* something was left for a pass soon */
+    bool skipped;           /* ... for the store took no more questions */
     bool empty;             /* nothing is populated in the chunk looked at */
     bool hash_all;          /* ... of which all is to be hashed: loose.h */
     unsigned settle;        /* passes until the engine may count as idle */
