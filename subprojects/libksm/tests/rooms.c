@@ -654,7 +654,11 @@ void rooms_quiet(Rooms *f, KsmRegion *r, size_t page, size_t n)
 
 unsigned rooms_rejoin(Rooms *f, KsmRegion *r, size_t page, unsigned n)
 {
-    return rejoin_pages(&f->rejoin, r, page, n);
+    bool tried = false;
+    unsigned merged = rejoin_pages(&f->rejoin, r, page, n, &tried);
+
+    g_assert(tried || !merged);
+    return merged;
 }
 
 uint64_t rooms_poisoned(const Rooms *f)

@@ -887,6 +887,7 @@ static void test_broken_short(gconstpointer data)
     if (!scene_merged(&s, GPOINTER_TO_INT(data))) {
         return;
     }
+    s.e->costs = costs_guess;
     remaps = 0;
     prim.remap = count_remap;
     for (unsigned i = 16; i < 1024; i += 128) {

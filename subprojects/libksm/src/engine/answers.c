@@ -313,6 +313,10 @@ bool answers_take(KsmEngine *e)
     cpu = prim.cpu_ns();
     more = batch_take(e);
     note_loss(e);
+    if (e->scan.phase == PHASE_START) {
+        /* what the store had no time for when the pass ended */
+        asks_send(&e->asks);
+    }
     call_parked(e);
     renew_by_time(e);
     more |= !store_is_gone(s) && ask_all_again(e);

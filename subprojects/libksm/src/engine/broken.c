@@ -112,18 +112,20 @@ static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
     return true;
 }
 
+/* False: nobody was held up for it. */
 static bool rejoin(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
 {
-    unsigned merged = rejoin_pages(&e->rejoin, r, page, n);
+    bool tried = false;
+    unsigned merged = rejoin_pages(&e->rejoin, r, page, n, &tried);
 
     e->total.merged += merged;
     r->merged += merged;
-    return merged;
+    return tried;
 }
 
 /* What came of a chunk. */
 typedef struct Done {
-    bool restored, rejoined;    /* some pages were */
+    bool restored, rejoined;    /* some pages were, or it was tried */
     bool doubtful;              /* others were not, for busier times' costs */
 } Done;
 
@@ -142,9 +144,11 @@ static unsigned run_restore(KsmEngine *e, KsmRegion *r, size_t page,
         done->restored |= restore(e, r, page, run.n);
     } else if (n && rejoin(e, r, page, n)) {
         done->rejoined = true;
-    } else {
-        done->doubtful |= quiet_run(&costs_guess, r, page, end, zero).n ||
-                          quiet_rejoins(&costs_guess, r, page, end, zero);
+    } else if (!done->doubtful) {
+        /* if it could be rejoined but for its slots, that costs little enough */
+        done->doubtful = quiet_run(&costs_guess, r, page, end, zero).n ||
+                         (!n && quiet_rejoins(&costs_guess, r, page, end,
+                                              zero));
     }
     return MAX(run.n, n);
 }
@@ -162,7 +166,7 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
         if (quiet_is_again(r, page)) {
             if (page >= seen) {
                 run = quiet_run(&e->costs, r, page, end, zero);
-                seen = page + run.seen;
+                seen = page + (run.n ? run.n : run.seen);
             }
             n = run_restore(e, r, page, run, &done);
         }

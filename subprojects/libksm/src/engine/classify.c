@@ -65,8 +65,7 @@ static void page_tag(KsmEngine *e, KsmRegion *r, size_t page, uint32_t tag,
     bool asks = store_is_remote(e->content.store) && !found.taken;
 
     if (found.place == PLACE_NONE && asks && !asks_have_room(&e->asks, 1)) {
-        promise_waits(&e->scan.promise, 1);
-        e->scan.again = true;
+        e->scan.again = e->scan.in_vain = true;
         return;
     }
     r->tag[page] = found.tag;

@@ -4,13 +4,11 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * A huge page that was first hashed in one pass is merged in the next
- * (loose.h), what others could not be asked about, for they had enough to do,
- * is asked about in the next, and a rest is taken from what passes have cost,
- * not from what waits.  So if what only the next pass may merge pays for that
- * pass, it is promised that there is no rest.  The pass may merge little all
- * the same: guests write to their memory, devices are at it, and others do not
- * have it.  So each promise that was not kept makes the next one count a
- * quarter as much.
+ * (loose.h), and a rest is taken from what passes have cost, not from what
+ * waits.  So if what only the next pass may merge pays for that pass, it is
+ * promised that there is no rest.  The pass may merge little all the same:
+ * guests write to their memory, and devices are at it.  So each promise that
+ * was not kept makes the next one count a quarter as much.
  *
  * What others of a group have to answer first is merged later than in that
  * pass: so a promise is judged when there was time for it, or after some more

@@ -660,7 +660,7 @@ static void pass_start(KsmEngine *e)
     s->hash_time = 0;
     s->restored = false;
     promise_begin(&s->promise);
-    s->again = s->skipped = false;
+    s->again = s->skipped = s->in_vain = false;
     s->visited = 0;
     cut_pass(&e->cut);
     for (guint i = 0; i < e->regions->len; i++) {
@@ -688,7 +688,7 @@ static uint64_t pass_rest(KsmEngine *e)
     promise_judge(&s->promise, e->total.merged, yield.cost - yield.hash, now,
                   e->content.store->ripen_ns);
     yield.go_on |= promise_make(&s->promise, e->total.merged, now);
-    if (s->settle || s->skipped || starved_lately(e)) {
+    if (s->settle || (s->skipped && !s->in_vain) || starved_lately(e)) {
         return 0;       /* nor is it owed */
     }
     rest = rhythm_end(&s->rhythm, &yield);

@@ -55,6 +55,7 @@ typedef struct KsmScan {
     uint64_t starved;       /* ns; since when nothing could be asked; 0 */
     bool again;             /* something was left for a pass soon */
     bool skipped;           /* ... for the store took no more questions */
+    bool in_vain;           /* ... and, too slow a one, was hashed for nothing */
     bool empty;             /* nothing is populated in the chunk looked at */
     bool hash_all;          /* ... of which all is to be hashed: loose.h */
     unsigned settle;        /* passes until the engine may count as idle */

@@ -65,6 +65,8 @@ void costs_doubt_restore(KsmCosts *c)
 {
     towards(&c->restore_ns, costs_guess.restore_ns);
     towards(&c->rejoin_ns, costs_guess.rejoin_ns);
+    towards(&c->isolate_ns, costs_guess.isolate_ns);
+    towards(&c->map_ns, costs_guess.map_ns);
 }
 
 void costs_doubt(KsmCosts *c)

@@ -56,7 +56,7 @@ void cost_average(uint64_t *cost, uint64_t ns);
 void costs_span(KsmCosts *c, const KsmSpent *s);
 
 void costs_doubt(KsmCosts *c);
-/* ... for the costs of restoring and rejoining. */
+/* ... for what restoring or rejoining a run costs. */
 void costs_doubt_restore(KsmCosts *c);
 
 #endif

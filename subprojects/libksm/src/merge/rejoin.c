@@ -104,6 +104,13 @@ static bool may_be_replaced(const Rejoining *g)
            !region_busy(g->r, addr_of(g, 0), g->n * PAGE_BYTES);
 }
 
+/* Reads it in, where it was swapped out; false: its memory has failed. */
+static bool read_in(const Rejoining *g)
+{
+    return prim.advise(addr_of(g, 0), g->n * PAGE_BYTES,
+                       MADV_POPULATE_READ) == 0;
+}
+
 static void verify(const KsmRejoin *j, Rejoining *g)
 {
     KsmStore *s = j->content->store;
@@ -161,8 +168,7 @@ static unsigned replace(KsmRejoin *j, Rejoining *g)
     if (block_begin(&b, j->uffd_wp, addr_of(g, 0), len) < 0) {
         return 0;
     }
-    if (may_be_replaced(g) &&
-        prim.advise(addr_of(g, 0), len, MADV_POPULATE_READ) == 0) {
+    if (may_be_replaced(g) && read_in(g)) {
         verify(j, g);
         runs = map_runs(j, g, &b);
     } else {
@@ -212,7 +218,8 @@ static void warm(const Rejoining *g)
     }
 }
 
-unsigned rejoin_pages(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n)
+unsigned rejoin_pages(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n,
+                      bool *tried)
 {
     Rejoining g = { .r = r, .page = page, .n = n };
     KsmCosts *c = j->costs;
@@ -223,11 +230,12 @@ unsigned rejoin_pages(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n)
         return 0;
     }
     slots_take(j, &g);
-    /* is it worth while to ask while somebody may wait? */
-    if (!pays(j, &g) || !may_be_replaced(&g)) {
+    /* asked again while somebody may wait, and then it is in memory */
+    if (!pays(j, &g) || !may_be_replaced(&g) || !read_in(&g)) {
         slots_drop(j, &g);
         return 0;
     }
+    *tried = true;
     t = prim.cpu_ns();
     runs = replace(j, &g);
     t = prim.cpu_ns() - t;

@@ -42,8 +42,9 @@ typedef struct KsmRejoin {
 /*
  * Pages [page, page + n) of a chunk, BROKEN and quiet, of a region that has a
  * busy op: those that a slot is equal to go back to the pool, if that pays.
- * Returns how many; the others stay.
+ * Returns how many; the others stay.  *@tried is set if writers were held up.
  */
-unsigned rejoin_pages(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n);
+unsigned rejoin_pages(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n,
+                      bool *tried);
 
 #endif
