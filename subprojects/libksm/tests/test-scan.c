@@ -1304,6 +1304,39 @@ static void test_broken_run(void)
     scene_end(&s);
 }
 
+/* What is behind a run, too far to be part of it, is restored in the same look. */
+static void test_broken_behind(void)
+{
+    static const size_t at[] = { 10, 90, 1034, 1114 };
+    Scene s;
+
+    if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    s.m->busy = true;
+    for (unsigned side = 0; side <= 1024; side += 1024) {
+        mem_fill_run(s.m, side + 10, 20, 8000, 1);
+        mem_fill_run(s.m, side + 30, 60, 9000 + side, 1);
+        mem_fill_run(s.m, side + 90, 11, 8100, 1);
+    }
+    util_passes(s.e, 6 * CHECK_PASSES);
+    restored.s = &s;
+    restored.n = 0;
+    prim.remap = note_remap;
+    s.m->busy = false;
+    for (unsigned i = 0; i < 4 * CHECK_PASSES && !restored.n; i++) {
+        s.e->costs = costs_guess;
+        util_passes(s.e, 1);
+    }
+    prim.remap = prim_real.remap;
+    g_assert(restored.n == G_N_ELEMENTS(at));
+    for (unsigned i = 0; i < restored.n; i++) {
+        g_assert(restored.at[i].page == at[i]);
+        g_assert(restored.at[i].pages == (i % 2 ? 11 : 20));
+    }
+    scene_end(&s);
+}
+
 /* Looking is scan time, restoring is merge time. */
 static void test_broken_time(void)
 {
@@ -3845,6 +3878,7 @@ int main(int argc, char **argv)
     add_sources("/scan/broken/late", test_broken_late);
     g_test_add_func("/scan/broken/pays", test_broken_pays);
     g_test_add_func("/scan/broken/run", test_broken_run);
+    g_test_add_func("/scan/broken/behind", test_broken_behind);
     g_test_add_func("/scan/broken/backoff", test_broken_backoff);
     g_test_add_func("/scan/broken/rare", test_broken_rare);
     g_test_add_func("/scan/broken/time", test_broken_time);
