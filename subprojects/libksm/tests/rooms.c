@@ -687,3 +687,33 @@ void rooms_check(const Rooms *f, KsmRegion *r)
     directory_check(&f->dir, r);
     content_check(&f->content, r);
 }
+
+bool pair_open(Pair *p, KsmDirtySource dirty, unsigned max_sharing,
+               const KsmRegionOps *ops, MemPages kind)
+{
+    if (!rooms_open(&p->f, dirty, max_sharing)) {
+        return false;
+    }
+    p->a = mem_new(PAIR_PAGES, 0, kind);
+    p->b = mem_new(PAIR_PAGES, 0, kind);
+    mem_fill_run(p->a, 0, PAIR_PAGES, 1, 1);
+    mem_fill_run(p->b, 0, PAIR_PAGES, 1, 1);
+    p->ra = rooms_add(&p->f, p->a, ops);
+    p->rb = rooms_add(&p->f, p->b, ops);
+    return true;
+}
+
+void pair_close(Pair *p)
+{
+    rooms_check(&p->f, p->ra);
+    rooms_check(&p->f, p->rb);
+    mem_check(p->a);
+    mem_check(p->b);
+    rooms_remove(&p->f, p->ra);
+    rooms_remove(&p->f, p->rb);
+    mem_check(p->a);
+    mem_check(p->b);
+    rooms_close(&p->f);
+    mem_free(p->a);
+    mem_free(p->b);
+}

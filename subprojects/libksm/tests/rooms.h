@@ -44,6 +44,14 @@ typedef struct Rooms {
 } Rooms;
 
 #define ROOMS_SHARING 256u      /* users of a slot, if it does not matter */
+#define PAIR_PAGES  1024u
+
+/* Rooms, and two regions with the same content. */
+typedef struct Pair {
+    Rooms f;
+    Mem *a, *b;
+    KsmRegion *ra, *rb;
+} Pair;
 
 /*
  * Over the local store or, with KSM_TEST_STORE=fake in the environment, the
@@ -53,6 +61,12 @@ typedef struct Rooms {
  */
 bool rooms_open(Rooms *f, KsmDirtySource dirty, unsigned max_sharing);
 void rooms_close(Rooms *f);
+
+/* Nothing is merged yet.  False, as rooms_open(): there is nothing to close. */
+bool pair_open(Pair *p, KsmDirtySource dirty, unsigned max_sharing,
+               const KsmRegionOps *ops, MemPages kind);
+/* Both are what they were, and restored, and closed. */
+void pair_close(Pair *p);
 
 KsmRegion *rooms_add(Rooms *f, Mem *m, const KsmRegionOps *ops);
 /* Restores all of it, or just forgets it. */

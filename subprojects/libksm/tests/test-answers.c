@@ -1165,6 +1165,7 @@ static void test_unasked(gconstpointer data)
     /* who is that slow is not to be asked about all again and again */
     g_assert((s.e->scan.idle_ns == 0) == (s.store->ripen_ns > 0));
     util_passes(s.e, 1);
+    g_assert(!s.e->scan.in_vain && !s.e->scan.skipped);
     g_assert(r->count[PAGE_UNIQUE] == chunks * CHUNK_PAGES);
     g_assert(fake_store_asked(s.store) == chunks * CHUNK_PAGES);
     util_remove(r);

@@ -12,50 +12,13 @@
 #include "still.h"
 #include "share/pool.h"
 
-/* Two areas with equal content, merged. */
-typedef struct Pair {
-    Rooms f;
-    Mem *a, *b;
-    KsmRegion *ra, *rb;
-} Pair;
-
-static bool pair_start(Pair *p, KsmDirtySource dirty, const KsmRegionOps *ops,
-                       MemPages kind)
-{
-    if (!rooms_open(&p->f, dirty, ROOMS_SHARING)) {
-        return false;
-    }
-    p->a = mem_new(1024, 0, kind);
-    p->b = mem_new(1024, 0, kind);
-    mem_fill_run(p->a, 0, 1024, 1, 1);
-    mem_fill_run(p->b, 0, 1024, 1, 1);
-    p->ra = rooms_add(&p->f, p->a, ops);
-    p->rb = rooms_add(&p->f, p->b, ops);
-    return true;
-}
-
-static void pair_end(Pair *p)
-{
-    rooms_check(&p->f, p->ra);
-    rooms_check(&p->f, p->rb);
-    mem_check(p->a);
-    mem_check(p->b);
-    rooms_remove(&p->f, p->ra);
-    rooms_remove(&p->f, p->rb);
-    mem_check(p->a);
-    mem_check(p->b);
-    rooms_close(&p->f);
-    mem_free(p->a);
-    mem_free(p->b);
-}
-
 static void test_merge(gconstpointer data)
 {
     KsmDirtySource dirty = GPOINTER_TO_INT(data);
     const KsmRegionOps *ops = dirty == KSM_DIRTY_LOG ? &mem_ops_log : NULL;
     Pair p;
 
-    if (!pair_start(&p, dirty, ops, MEM_SMALL)) {
+    if (!pair_open(&p, dirty, ROOMS_SHARING, ops, MEM_SMALL)) {
         return;
     }
     rooms_passes(&p.f, 4);
@@ -77,7 +40,7 @@ static void test_merge(gconstpointer data)
     rooms_passes(&p.f, 6);
     g_assert(p.f.broken == 100);
     g_assert(rooms_sharing(&p.f) == 1024 - 100);
-    pair_end(&p);
+    pair_close(&p);
 }
 
 /* Pages written just before they are taken. */
@@ -111,7 +74,7 @@ static void verify_late(KsmDirtySource dirty, bool first, unsigned step)
     Mem *c;
     Pair p;
 
-    if (!pair_start(&p, dirty, NULL, MEM_SMALL)) {
+    if (!pair_open(&p, dirty, ROOMS_SHARING, NULL, MEM_SMALL)) {
         return;
     }
     for (unsigned i = 100; i < 200; i++) {
@@ -141,7 +104,7 @@ static void verify_late(KsmDirtySource dirty, bool first, unsigned step)
     mem_check(c);
     rooms_remove(&p.f, rc);
     mem_free(c);
-    pair_end(&p);
+    pair_close(&p);
 }
 
 static void test_verify(gconstpointer data)
@@ -188,14 +151,14 @@ static void test_stage_read(gconstpointer data)
 {
     Pair p;
 
-    if (!pair_start(&p, KSM_DIRTY_PAGEMAP, NULL,
-                    GPOINTER_TO_INT(data))) {
+    if (!pair_open(&p, KSM_DIRTY_PAGEMAP, ROOMS_SHARING,
+                   NULL, GPOINTER_TO_INT(data))) {
         return;
     }
     if (!p.f.wp_async) {
         g_test_skip("the staging area is registered for missing pages: who "
                     "reads it waits (UFFD_FEATURE_WP_ASYNC is Linux 6.7)");
-        pair_end(&p);
+        pair_close(&p);
         return;
     }
     read_from = &p.f;
@@ -221,7 +184,7 @@ static void test_stage_read(gconstpointer data)
         g_assert(rooms_unmerge(&p.f, p.ra, 0, 1024) == 0);
         g_assert(rooms_unmerge(&p.f, p.rb, 0, 1024) == 0);
     }
-    pair_end(&p);
+    pair_close(&p);
 }
 
 #define PINNED 205
@@ -297,12 +260,12 @@ static void test_huge(void)
 {
     Pair p;
 
-    if (!pair_start(&p, KSM_DIRTY_PAGEMAP, NULL, MEM_HUGE)) {
+    if (!pair_open(&p, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, NULL, MEM_HUGE)) {
         return;
     }
     rooms_passes(&p.f, 4);
     g_assert(rooms_sharing(&p.f) == 1024);
-    pair_end(&p);
+    pair_close(&p);
 }
 
 /*
@@ -316,7 +279,7 @@ static void test_huge_back(void)
     Mem *m;
     Pair p;
 
-    if (!pair_start(&p, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+    if (!pair_open(&p, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, NULL, MEM_SMALL)) {
         return;
     }
     rooms_passes(&p.f, 4);
@@ -341,7 +304,7 @@ static void test_huge_back(void)
     mem_check(m);
     rooms_remove(&p.f, r);
     mem_free(m);
-    pair_end(&p);
+    pair_close(&p);
 }
 
 /* A huge page is not broken for less than split_min_pages. */
@@ -424,7 +387,7 @@ static void test_hole(void)
 {
     Pair p;
 
-    if (!pair_start(&p, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+    if (!pair_open(&p, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, NULL, MEM_SMALL)) {
         return;
     }
     emptied = p.a;
@@ -440,7 +403,7 @@ static void test_hole(void)
     g_assert(mem_present(p.a, 0, 1024) == 1024 - n_emptied);
     rooms_passes(&p.f, 6);
     g_assert(p.ra->count[PAGE_HOLE] == n_emptied);
-    pair_end(&p);
+    pair_close(&p);
 }
 
 /* Zeroes given back count as such whatever is merged around them. */
@@ -448,7 +411,7 @@ static void test_given_among(void)
 {
     Pair p;
 
-    if (!pair_start(&p, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+    if (!pair_open(&p, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, NULL, MEM_SMALL)) {
         return;
     }
     for (unsigned i = 0; i < 1024; i += 8) {
@@ -464,7 +427,7 @@ static void test_given_among(void)
     g_assert(rooms_sharing(&p.f) == 512);
     g_assert(p.ra->count[PAGE_GIVEN] == 512);
     g_assert(mem_present(p.a, 0, 1024) == 512);
-    pair_end(&p);
+    pair_close(&p);
 }
 
 /*
@@ -475,7 +438,7 @@ static void test_tracked(void)
 {
     Pair p;
 
-    if (!pair_start(&p, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+    if (!pair_open(&p, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, NULL, MEM_SMALL)) {
         return;
     }
     for (unsigned i = 0; i < 1024; i += 16) {
@@ -489,7 +452,7 @@ static void test_tracked(void)
     for (unsigned i = 0; i < 1024; i += 16) {
         g_assert(mem_anonymous(p.b, i + 12, 4) == 0);
     }
-    pair_end(&p);
+    pair_close(&p);
 }
 
 /*
@@ -610,7 +573,8 @@ static void test_busy(void)
 {
     Pair p;
 
-    if (!pair_start(&p, KSM_DIRTY_PAGEMAP, &mem_ops, MEM_SMALL)) {
+    if (!pair_open(&p, KSM_DIRTY_PAGEMAP, ROOMS_SHARING,
+                   &mem_ops, MEM_SMALL)) {
         return;
     }
     p.a->busy = p.b->busy = true;
@@ -631,7 +595,7 @@ static void test_busy(void)
     g_assert(rooms_unmerge(&p.f, p.ra, 0, 1024) == -EBUSY);
     mem_check(p.a);
     p.a->busy = false;
-    pair_end(&p);
+    pair_close(&p);
 }
 
 /* Mappings of the pool in a region; its books must agree. */
@@ -663,7 +627,7 @@ static void test_joined(void)
     unsigned runs;
     Pair p;
 
-    if (!pair_start(&p, KSM_DIRTY_PAGEMAP, NULL, MEM_SMALL)) {
+    if (!pair_open(&p, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, NULL, MEM_SMALL)) {
         return;
     }
     rooms_passes(&p.f, 4);
@@ -702,7 +666,7 @@ static void test_joined(void)
     g_assert(runs_of(r) == runs + 1);
     g_assert(!region_joined(r, 301) && !region_joined(r, 302));
     g_assert(region_joined(r, 300));
-    pair_end(&p);
+    pair_close(&p);
 }
 
 /* Pages of which the kernel has to note the next write. */
@@ -760,14 +724,15 @@ static void test_wp_kept(void)
 {
     Pair p;
 
-    if (!pair_start(&p, KSM_DIRTY_AUTO, &mem_ops, MEM_SMALL)) {
+    if (!pair_open(&p, KSM_DIRTY_AUTO, ROOMS_SHARING,
+                   &mem_ops, MEM_SMALL)) {
         return;
     }
     wp_rooms = &p.f;
     wp_kept = 0;
     if (!p.f.wp_async) {
         g_test_skip("UFFD_FEATURE_WP_ASYNC is Linux 6.7");
-        pair_end(&p);
+        pair_close(&p);
         return;
     }
     prim.uffd_move = wp_move;
@@ -788,7 +753,7 @@ static void test_wp_kept(void)
     mem_check(p.b);
     g_assert(rooms_sharing(&p.f) == 1024);
     prim.uffd_move = prim_real.uffd_move;
-    pair_end(&p);
+    pair_close(&p);
 }
 
 /* Slots whose memory fails. */
@@ -818,7 +783,8 @@ static void test_slot_fails(void)
     Mem *m;
 
     n_bad = 0;
-    if (!pair_start(&p, KSM_DIRTY_PAGEMAP, &mem_ops, MEM_SMALL)) {
+    if (!pair_open(&p, KSM_DIRTY_PAGEMAP, ROOMS_SHARING,
+                   &mem_ops, MEM_SMALL)) {
         return;
     }
     mem_fill_run(p.b, SAME_AT, SAME_N, 77777, 0);
@@ -846,7 +812,7 @@ static void test_slot_fails(void)
     rooms_remove(&p.f, r);
     mem_check(m);
     mem_free(m);
-    pair_end(&p);
+    pair_close(&p);
 }
 
 int main(int argc, char **argv)

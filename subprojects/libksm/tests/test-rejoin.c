@@ -18,7 +18,7 @@
 #include "rooms.h"
 #include "still.h"
 
-#define PAGES   1024u
+#define PAGES   PAIR_PAGES
 #define AT      100u    /* pages of a that are written ... */
 #define RUN     8u      /* ... so many */
 #define OTHER   300u    /* whose content they are given, or a new one */
@@ -34,11 +34,7 @@ static struct {
     unsigned calls, fail_at;    /* that call fails; 0: none */
 } h;
 
-typedef struct Scene {
-    Rooms f;
-    Mem *a, *b;
-    KsmRegion *ra, *rb;
-} Scene;
+typedef Pair Scene;
 
 static bool call_fails(void)
 {
@@ -96,50 +92,29 @@ static void pause_not(unsigned us)
 {
 }
 
-static void scene_free(Scene *s)
-{
-    rooms_remove(&s->f, s->ra);
-    rooms_remove(&s->f, s->rb);
-    mem_check(s->a);
-    mem_check(s->b);
-    rooms_close(&s->f);
-    mem_free(s->a);
-    mem_free(s->b);
-}
-
-/* Two that are equal and merged.  False: a page was on its way: still.h. */
-static bool scene_merged(Scene *s)
-{
-    s->a = mem_new(PAGES, 0, MEM_SMALL);
-    s->b = mem_new(PAGES, 0, MEM_SMALL);
-    mem_fill_run(s->a, 0, PAGES, 1, 1);
-    mem_fill_run(s->b, 0, PAGES, 1, 1);
-    s->ra = rooms_add(&s->f, s->a, &mem_ops);
-    s->rb = rooms_add(&s->f, s->b, &mem_ops);
-    rooms_passes(&s->f, 4);
-    if (rooms_sharing(&s->f) == PAGES) {
-        return true;
-    }
-    scene_free(s);
-    return false;
-}
-
+/* Merged, all of it: a page that was on its way is not (still.h). */
 static bool scene_start(Scene *s, unsigned max_sharing)
 {
     unsigned tries = 0;
 
-    do {
+    for (;;) {
         g_assert(tries++ < 10);
-        if (!rooms_open(&s->f, KSM_DIRTY_PAGEMAP, max_sharing)) {
+        if (!pair_open(s, KSM_DIRTY_PAGEMAP, max_sharing, &mem_ops,
+                       MEM_SMALL)) {
             return false;
         }
         if (s->f.uffd_wp < 0) {
             g_test_skip("no write-protection of shared memory by userfaultfd "
                         "(Linux 5.19): nothing is replaced in place");
-            rooms_close(&s->f);
+            pair_close(s);
             return false;
         }
-    } while (!scene_merged(s));
+        rooms_passes(&s->f, 4);
+        if (rooms_sharing(&s->f) == PAGES) {
+            break;
+        }
+        pair_close(s);
+    }
     s->f.costs = costs_guess;
     memset(&h, 0, sizeof(h));
     h.m = s->a;
@@ -157,13 +132,9 @@ static void scene_end(Scene *s)
     still_calls();
     s->a->busy = s->b->busy = false;
     rooms_check(&s->f, s->ra);
-    rooms_check(&s->f, s->rb);
     mem_check(s->a);
-    mem_check(s->b);
     mem_fill_run(s->a, 0, PAGES, 50000, 1);
-    mem_check(s->a);
-    mem_check(s->b);
-    scene_free(s);
+    pair_close(s);
 }
 
 static void write_equal(Scene *s)

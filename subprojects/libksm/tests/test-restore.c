@@ -16,7 +16,7 @@
 #include "rooms.h"
 #include "still.h"
 
-#define PAGES   1024u
+#define PAGES   PAIR_PAGES
 #define BROKEN  128u    /* pages of a chunk that are copied on write */
 
 static struct {
@@ -83,30 +83,20 @@ static void h_pause(unsigned us)
     }
 }
 
-typedef struct Scene {
-    Rooms f;
-    Mem *a, *b;
-    KsmRegion *ra, *rb;
-} Scene;
+typedef Pair Scene;
 
 /* Merged, then part of a rewritten with what other pages hold. */
 static bool scene_start(Scene *s)
 {
-    if (!rooms_open(&s->f, KSM_DIRTY_PAGEMAP, ROOMS_SHARING)) {
+    if (!pair_open(s, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, &mem_ops, MEM_SMALL)) {
         return false;
     }
     if (s->f.uffd_wp < 0) {
         g_test_skip("no write-protection of shared memory by userfaultfd "
                     "(Linux 5.19): memory is not restored");
-        rooms_close(&s->f);
+        pair_close(s);
         return false;
     }
-    s->a = mem_new(PAGES, 0, MEM_SMALL);
-    s->b = mem_new(PAGES, 0, MEM_SMALL);
-    mem_fill_run(s->a, 0, PAGES, 1, 1);
-    mem_fill_run(s->b, 0, PAGES, 1, 1);
-    s->ra = rooms_add(&s->f, s->a, &mem_ops);
-    s->rb = rooms_add(&s->f, s->b, &mem_ops);
     rooms_passes(&s->f, 4);
     g_assert(rooms_sharing(&s->f) >= PAGES - STILL_FEW);
     mem_fill_run(s->a, 100, BROKEN, 300, 1);
@@ -124,17 +114,7 @@ static void scene_end(Scene *s)
 {
     still_calls();
     s->a->busy = s->b->busy = false;
-    rooms_check(&s->f, s->ra);
-    rooms_check(&s->f, s->rb);
-    mem_check(s->a);
-    mem_check(s->b);
-    rooms_remove(&s->f, s->ra);
-    rooms_remove(&s->f, s->rb);
-    mem_check(s->a);
-    mem_check(s->b);
-    rooms_close(&s->f);
-    mem_free(s->a);
-    mem_free(s->b);
+    pair_close(s);
 }
 
 /*

@@ -903,6 +903,43 @@ static void test_broken_short(gconstpointer data)
     scene_end(&s);
 }
 
+static unsigned refusals;
+
+/* The kernel has no mapping of the pool. */
+static void *refuse_pool(void *addr, size_t len, int prot, int flags, int fd,
+                         off_t offset)
+{
+    if (fd >= 0) {
+        refusals++;
+        errno = ENOMEM;
+        return NULL;
+    }
+    return prim_real.map(addr, len, prot, flags, fd, offset);
+}
+
+/* What is tried in vain is tried ever less often. */
+static void test_broken_vain(void)
+{
+    Scene s;
+
+    if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    refusals = 0;
+    prim.map = refuse_pool;
+    mem_fill_run(s.m, 16, 4, 17, 1);
+    for (unsigned i = 0; i < 64 * CHECK_PASSES; i++) {
+        s.e->costs = costs_guess;
+        util_passes(s.e, 1);
+    }
+    g_test_message("tried %u times in 64 looks", refusals);
+    g_assert(refusals >= 3 && refusals <= 8);
+    g_assert(s.r->count[PAGE_BROKEN] == 4);
+    prim.map = prim_real.map;
+    mem_check(s.m);
+    scene_end(&s);
+}
+
 static void test_broken_churn(gconstpointer data)
 {
     unsigned rounds = 100, early = 0;
@@ -3853,6 +3890,7 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/back/written", test_back_written);
     add_sources("/scan/broken/equal", test_broken_equal);
     add_sources("/scan/broken/short", test_broken_short);
+    g_test_add_func("/scan/broken/vain", test_broken_vain);
     g_test_add_data_func("/scan/broken/dear/restore", GINT_TO_POINTER(false),
                          test_broken_dear);
     g_test_add_data_func("/scan/broken/dear/rejoin", GINT_TO_POINTER(true),

@@ -12,8 +12,6 @@
 #include "merge/quiet.h"
 #include "merge/rejoin.h"
 
-#define VMAS_FEW    256u    /* left: mappings are not split any more */
-
 typedef struct Rejoining {
     KsmRegion *r;
     size_t page;

@@ -14,7 +14,6 @@
 
 #define BUSY_TRIES      20u     /* ms to wait for a device */
 #define COPY_TRIES      16u     /* of a page whose memory may have failed */
-#define VMAS_FEW        256u    /* left: mappings are not split any more */
 #define SKIP_CHUNKS     4096u   /* without a mapping: passed over in one go */
 
 static int copy_in_place(KsmRestore *s, KsmRegion *r, size_t page, size_t n)

@@ -8,15 +8,13 @@
  *
  * The danger: a write in between is lost, and so is one by a device, past the
  * page tables.  Why it is safe:
- * 1. Writing to a page, or pinning it for writing, after it was protected waits
- *    for us, or fails.  The busy op, asked after protecting, reports earlier
- *    ones.
+ * 1. Who writes later waits, or fails: block.h, 1.  The busy op, asked after
+ *    protecting, reports who had pinned it before.
  * 2. While a device may be writing, a page that was copied on write stays: it
  *    may be what the device writes to.  One that was not cannot be.
  * 3. One call, mremap(), replaces the run: all or nothing.
  * 4. Failed memory is not read: its copy is poisoned.
- * 5. ksmd, which takes the protection of what it merges away, merges nothing
- *    there: attr_unmergeable().
+ * 5. ksmd merges nothing there: block.h, 2.
  * 6. Pinning for reading and for long waits for nothing: the kernel gives the
  *    page a copy of its own (FAULT_FLAG_UNSHARE, which passes over the
  *    protection), pins that, and a device would go on reading it when it has

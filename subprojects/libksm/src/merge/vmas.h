@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define VMAS_FEW    256u    /* left: mappings are not split any more */
+
 typedef struct KsmVmas {
     int maps;               /* /proc/self/maps, kept open; -errno */
     unsigned percent;       /* of max: left to the program ... */
