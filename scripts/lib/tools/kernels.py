@@ -54,7 +54,8 @@ NOT_QUICK = "-fake"
 #: What has to be in the reason of a skip where the kernel lacks it.
 NEEDED = re.compile("UFFDIO_MOVE|PAGEMAP_SCAN")
 NEEDED_SINCE = (6, 8)
-MEMORY_MIB = 1024
+#: the biggest program (answers) takes 870 MiB, and all of them lie in memory
+MEMORY_MIB = 1536
 CPUS = 2
 BOOT_SECONDS = 180
 #: Emulated, and the machine has other things to do.
