@@ -76,6 +76,7 @@ TESTS: tuple[Test, ...] = (
     Test("budget", files=("pace.c", "rhythm.c", "promise.c")),
     Test("index", files=("index.c",)),
     Test("vmas", files=("vmas.c",)),
+    Test("urgent", files=("urgent.c",)),
     Test("memcg", files=("memcg.c", "cgroup.c")),
     Test("host", files=("engine.c", "prim.c")),
     Test("support", files=("prim.c", "engine.c")),

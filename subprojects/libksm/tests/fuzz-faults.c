@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -83,6 +84,7 @@ static const CallInfo infos[CALL_MAX] = {
     [CALL_LENGTHEN] = { "lengthen", { ENOMEM, EAGAIN } },
     [CALL_SEAL] = { "seal_write", { EBUSY } },
     [CALL_POISON] = { "uffd_poison", { ENOMEM, EAGAIN, EINVAL } },
+    [CALL_SCHED] = { "sched_set", { EPERM } },
 };
 
 /* Calls that fail together. */
@@ -820,6 +822,15 @@ static ssize_t f_pagemap(PmScan *scan)
     return one_in(2) ? ret : -code;
 }
 
+/* A lower priority is refused to nobody. */
+static int f_sched_set(const PrimSched *sched)
+{
+    bool higher = (sched->policy & ~SCHED_RESET_ON_FORK) == SCHED_FIFO;
+    int code = higher ? hit(CALL_SCHED, NULL, NULL, 0) : 0;
+
+    return code ? -code : prim_real.sched_set(sched);
+}
+
 static void f_signals_block(sigset_t *old)
 {
     if (critical) {
@@ -917,6 +928,7 @@ void faults_install(uint64_t seed, const FaultScene *s, bool virtual)
     prim.uffd_copy = f_uffd_copy;
     prim.uffd_poison = f_uffd_poison;
     prim.pagemap = f_pagemap;
+    prim.sched_set = f_sched_set;
     prim.signals_block = f_signals_block;
     prim.signals_restore = f_signals_restore;
     prim.file_limit = f_file_limit;

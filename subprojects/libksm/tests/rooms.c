@@ -94,6 +94,7 @@ static void connect(Rooms *f)
     f->stage = (KsmStage) {
         .uffd = f->uffd,
         .wp_async = f->wp_async,
+        .urgent = &f->urgent,
         .kinds = &f->kinds,
         .costs = &f->costs,
         .vmas = &f->vmas,
@@ -110,6 +111,7 @@ static void connect(Rooms *f)
     f->restore = (KsmRestore) {
         .uffd = f->uffd,
         .uffd_wp = f->uffd_wp,
+        .urgent = &f->urgent,
         .kinds = &f->kinds,
         .vmas = &f->vmas,
         .content = &f->content,
@@ -117,6 +119,7 @@ static void connect(Rooms *f)
     };
     f->rejoin = (KsmRejoin) {
         .uffd_wp = f->uffd_wp,
+        .urgent = &f->urgent,
         .content = &f->content,
         .vmas = &f->vmas,
         .cut = &f->cut,

@@ -21,6 +21,7 @@ typedef struct Rooms {
     int uffd;               /* MISSING, MOVE and async write-protect */
     int uffd_wp;            /* blocking write-protect; negative: none */
     bool wp_async;
+    KsmUrgent urgent;
     KsmLock lock;
     KsmKinds kinds;
     KsmHasher hasher;

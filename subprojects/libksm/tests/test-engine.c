@@ -1739,6 +1739,7 @@ static void settle_try(void)
         pthread_mutex_lock(&settling.lock->mutex);
         waits = settling.lock->next - settling.lock->serving == 2;
         pthread_mutex_unlock(&settling.lock->mutex);
+        g_usleep(100);      /* on one CPU, we may have the higher priority */
     }
     g_assert(!g_atomic_int_get(&settling.passed));
 }

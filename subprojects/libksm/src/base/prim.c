@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -420,6 +421,40 @@ static void real_signals_restore(const sigset_t *old)
     pthread_sigmask(SIG_SETMASK, old, NULL);
 }
 
+/* By number: musl's functions fail, since they are of threads. */
+static int real_sched_get(PrimSched *sched)
+{
+    int policy = syscall(SYS_sched_getscheduler, 0);
+    struct rlimit limit;
+
+    if (policy < 0) {
+        return -errno;
+    }
+    *sched = (PrimSched) {
+        .policy = policy,
+        .slack_ns = prctl(PR_GET_TIMERSLACK),
+        .rt_limited = getrlimit(RLIMIT_RTTIME, &limit) < 0 ||
+                      limit.rlim_cur != RLIM_INFINITY,
+    };
+    return 0;
+}
+
+static int real_sched_set(const PrimSched *sched)
+{
+    int class = sched->policy & ~SCHED_RESET_ON_FORK;
+    bool realtime = class == SCHED_FIFO || class == SCHED_RR;
+    struct sched_param param = { .sched_priority = realtime };
+
+    if (syscall(SYS_sched_setscheduler, 0, sched->policy, &param) < 0) {
+        return -errno;
+    }
+    if (!realtime && sched->slack_ns > 0) {
+        /* the kernel has set the default (Linux 6.12) */
+        prctl(PR_SET_TIMERSLACK, (unsigned long)sched->slack_ns);
+    }
+    return 0;
+}
+
 static size_t real_file_limit(void)
 {
     struct rlimit limit;
@@ -527,6 +562,8 @@ static void real_pause(unsigned us)
     .pagemap = real_pagemap, \
     .signals_block = real_signals_block, \
     .signals_restore = real_signals_restore, \
+    .sched_get = real_sched_get, \
+    .sched_set = real_sched_set, \
     .file_limit = real_file_limit, \
     .page_size = real_page_size, \
     .machine = real_machine, \

@@ -74,6 +74,13 @@ typedef struct UffdRange {
 #define UFFD_MISSING    1u              /* modes of registration */
 #define UFFD_PROTECT    2u
 
+/* How a thread gets its CPU. */
+typedef struct PrimSched {
+    int policy;             /* SCHED_*; with the lowest priority that it has */
+    int slack_ns;           /* of timers; set where the policy is fair */
+    bool rt_limited;        /* by RLIMIT_RTTIME; not set */
+} PrimSched;
+
 typedef struct KsmPrim {
     /* memory; MAP_FAILED becomes NULL with errno set */
     void *(*map)(void *addr, size_t len, int prot, int flags, int fd,
@@ -140,6 +147,9 @@ typedef struct KsmPrim {
                      size_t *done);
     int (*uffd_poison)(int fd, void *addr, size_t len);     /* Linux 6.6 */
     ssize_t (*pagemap)(PmScan *scan);   /* number of ranges */
+    /* of this thread */
+    int (*sched_get)(PrimSched *sched);
+    int (*sched_set)(const PrimSched *sched);
     /* signals of this thread; from here on no call fails */
     void (*signals_block)(sigset_t *old);
     void (*signals_restore)(const sigset_t *old);

@@ -150,6 +150,7 @@ static void engine_connect(KsmEngine *e)
     e->stage = (KsmStage) {
         .uffd = e->uffd,
         .wp_async = e->dirty.wp_async,
+        .urgent = &e->urgent,
         .kinds = &e->kinds,
         .costs = &e->costs,
         .vmas = &e->vmas,
@@ -166,6 +167,7 @@ static void engine_connect(KsmEngine *e)
     e->restore = (KsmRestore) {
         .uffd = e->uffd,
         .uffd_wp = e->uffd_wp,
+        .urgent = &e->urgent,
         .kinds = &e->kinds,
         .vmas = &e->vmas,
         .content = &e->content,
@@ -173,6 +175,7 @@ static void engine_connect(KsmEngine *e)
     };
     e->rejoin = (KsmRejoin) {
         .uffd_wp = e->uffd_wp,
+        .urgent = &e->urgent,
         .content = &e->content,
         .vmas = &e->vmas,
         .cut = &e->cut,

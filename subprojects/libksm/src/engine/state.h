@@ -106,6 +106,7 @@ struct KsmEngine {
     /* userfaultfds */
     int uffd;               /* MISSING, MOVE and async write-protect */
     int uffd_wp;            /* blocking write-protect: restore */
+    KsmUrgent urgent;
     /* the rooms, from the ground up */
     KsmKinds kinds;
     KsmHasher hasher;

@@ -8,17 +8,20 @@
 
 #define TRIES   1000u   /* of a call that should not fail, 100 us apart */
 
-int block_begin(Block *b, int uffd_wp, void *addr, size_t len)
+int block_begin(Block *b, KsmUrgent *urgent, int uffd_wp, void *addr,
+                size_t len)
 {
     int ret;
 
     b->range = (UffdRange) { uffd_wp, addr, len };
+    b->urgent = urgent;
     /* ksmd would take the protection away; who knows who has marked it since */
     ret = attr_unmergeable(addr, len);
     ret = ret < 0 ? ret : prim.uffd_register(&b->range, UFFD_PROTECT);
     if (ret < 0) {
         return ret;
     }
+    urgent_begin(urgent);
     prim.signals_block(&b->signals);
     ret = prim.uffd_protect(&b->range, true);
     if (ret < 0) {
@@ -48,4 +51,5 @@ void block_end(Block *b)
         prim.pause(100);
     }
     prim.signals_restore(&b->signals);
+    urgent_end(b->urgent);
 }

@@ -20,17 +20,20 @@
 #include <signal.h>
 
 #include "base/prim.h"
+#include "base/urgent.h"
 
 typedef struct Block {
     UffdRange range;
+    KsmUrgent *urgent;
     sigset_t signals;       /* as they were */
 } Block;
 
 /*
- * Blocks @len bytes.  0, and block_end() is to follow; or -errno, and nothing
- * is blocked.
+ * Blocks @len bytes.  0, and block_end() is to follow, until when the thread is
+ * @urgent; or -errno, and nothing is blocked.
  */
-int block_begin(Block *b, int uffd_wp, void *addr, size_t len);
+int block_begin(Block *b, KsmUrgent *urgent, int uffd_wp, void *addr,
+                size_t len);
 
 /* Part of it, which is still what it was, is not protected any more. */
 void block_lift(const Block *b, void *addr, size_t len);

@@ -163,7 +163,7 @@ static unsigned replace(KsmRejoin *j, Rejoining *g)
     unsigned runs = 0;
     Block b;
 
-    if (block_begin(&b, j->uffd_wp, addr_of(g, 0), len) < 0) {
+    if (block_begin(&b, j->urgent, j->uffd_wp, addr_of(g, 0), len) < 0) {
         return 0;
     }
     if (may_be_replaced(g) && read_in(g)) {

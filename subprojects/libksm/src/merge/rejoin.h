@@ -26,6 +26,7 @@
 #ifndef KSM_REJOIN_H
 #define KSM_REJOIN_H
 
+#include "base/urgent.h"
 #include "merge/cost.h"
 #include "merge/cut.h"
 #include "merge/vmas.h"
@@ -33,6 +34,7 @@
 
 typedef struct KsmRejoin {
     int uffd_wp;            /* blocking write-protect; not negative */
+    KsmUrgent *urgent;
     KsmContent *content;
     KsmVmas *vmas;
     const KsmCut *cut;      /* where mappings are short, none are taken */

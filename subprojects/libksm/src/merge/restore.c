@@ -266,7 +266,8 @@ static int restore_run(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
         /* the content gets its own copy; the mapping stays */
         return copy_in_place(s, r, page, n);
     }
-    ret = block_begin(&b, s->uffd_wp, page_addr(r, page), n * PAGE_BYTES);
+    ret = block_begin(&b, s->urgent, s->uffd_wp, page_addr(r, page),
+                      n * PAGE_BYTES);
     if (ret == 0) {
         ret = replace_run(s, &b, r, page, n, whom, mappings);
         block_end(&b);

@@ -28,6 +28,7 @@
 
 #include "base/kinds.h"
 #include "base/lock.h"
+#include "base/urgent.h"
 #include "merge/vmas.h"
 #include "share/content.h"
 #include "watch/dirty.h"
@@ -35,6 +36,7 @@
 typedef struct KsmRestore {
     int uffd;               /* for copies that are poisoned */
     int uffd_wp;            /* blocking write-protect; negative: none */
+    KsmUrgent *urgent;
     KsmKinds *kinds;
     KsmVmas *vmas;
     KsmContent *content;

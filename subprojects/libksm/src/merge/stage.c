@@ -381,6 +381,7 @@ bool stage_isolate(KsmStage *g, Isolation *s)
 {
     bool moved;
 
+    urgent_begin(g->urgent);
     s->began_ns = prim.now_ns();
     s->began_cpu = prim.cpu_ns();
     s->staged = (s->huge ? g->huge : g->small) +
@@ -415,6 +416,7 @@ void stage_release(KsmStage *g, Isolation *s)
     s->spent.isolate_ns += end - t;
     s->spent.cpu_ns = end - s->began_cpu;
     s->spent.stall_ns = prim.now_ns() - s->began_ns;
+    urgent_end(g->urgent);
     span_empty(g, s);
     lost_tell(&g->poisoned, "were lost: the memory they were in failed "
               "while they were isolated; whoever needs them gets a signal");

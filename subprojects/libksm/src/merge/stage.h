@@ -35,6 +35,7 @@
 #define KSM_STAGE_H
 
 #include "base/kinds.h"
+#include "base/urgent.h"
 #include "libksm.h"
 #include "merge/cost.h"
 #include "merge/vmas.h"
@@ -51,6 +52,7 @@ typedef struct KsmLost {
 typedef struct KsmStage {
     int uffd;               /* MISSING, MOVE and async write-protect ... */
     bool wp_async;          /* ... if the kernel has that */
+    KsmUrgent *urgent;
     KsmKinds *kinds;
     const KsmCosts *costs;
     const KsmVmas *vmas;
@@ -111,7 +113,7 @@ void stage_close(KsmStage *g);
  * Registers the span, moves it out, decides each page's fate by what is staged,
  * and asks the owner whether it is busy.  False: nothing is staged.  If it is
  * busy, or without kinds_known, all that is staged must be put back.  Ends with
- * stage_release() in any case.
+ * stage_release() in any case; until then the thread is urgent.
  */
 bool stage_isolate(KsmStage *g, Isolation *s);
 
