@@ -36,6 +36,7 @@ TEST_FLOORS = {
     "peer": "share",
     "remote": "share",
     "rooms": "merge",
+    "urgent": "merge",
     "budget": "engine",
     "fault": "engine",
     "fuzz": "engine",
