@@ -823,12 +823,12 @@ static ssize_t f_pagemap(PmScan *scan)
 }
 
 /* A lower priority is refused to nobody. */
-static int f_sched_set(const PrimSched *sched)
+static int f_sched_set(int policy)
 {
-    bool higher = (sched->policy & ~SCHED_RESET_ON_FORK) == SCHED_FIFO;
+    bool higher = (policy & ~SCHED_RESET_ON_FORK) == SCHED_FIFO;
     int code = higher ? hit(CALL_SCHED, NULL, NULL, 0) : 0;
 
-    return code ? -code : prim_real.sched_set(sched);
+    return code ? -code : prim_real.sched_set(policy);
 }
 
 static void f_signals_block(sigset_t *old)

@@ -422,48 +422,59 @@ static void real_signals_restore(const sigset_t *old)
 }
 
 /* By number: musl's functions fail, since they are of threads. */
-static int real_sched_get(PrimSched *sched)
+static int real_sched_get(void)
 {
     int policy = syscall(SYS_sched_getscheduler, 0);
-    struct rlimit limit;
 
-    if (policy < 0) {
-        return -errno;
-    }
-    *sched = (PrimSched) {
-        .policy = policy,
-        .slack_ns = prctl(PR_GET_TIMERSLACK),
-        .rt_limited = getrlimit(RLIMIT_RTTIME, &limit) < 0 ||
-                      limit.rlim_cur != RLIM_INFINITY,
-    };
-    return 0;
+    return policy < 0 ? -errno : policy;
 }
 
-static int real_sched_set(const PrimSched *sched)
+static int real_sched_set(int policy)
 {
-    int class = sched->policy & ~SCHED_RESET_ON_FORK;
-    bool realtime = class == SCHED_FIFO || class == SCHED_RR;
-    struct sched_param param = { .sched_priority = realtime };
+    int class = policy & ~SCHED_RESET_ON_FORK;
+    struct sched_param param = {
+        .sched_priority = class == SCHED_FIFO || class == SCHED_RR,
+    };
 
-    if (syscall(SYS_sched_setscheduler, 0, sched->policy, &param) < 0) {
-        return -errno;
+    return syscall(SYS_sched_setscheduler, 0, policy, &param) < 0 ? -errno : 0;
+}
+
+static int real_slack_get(void)
+{
+    int ns = prctl(PR_GET_TIMERSLACK);
+
+    return ns < 0 ? -errno : ns;
+}
+
+static int real_slack_set(int ns)
+{
+    return prctl(PR_SET_TIMERSLACK, (unsigned long)ns) < 0 ? -errno : 0;
+}
+
+static int real_thread_id(void)
+{
+    return syscall(SYS_gettid);
+}
+
+/* SIZE_MAX: none. */
+static size_t limit_of(int resource)
+{
+    struct rlimit limit;
+
+    if (getrlimit(resource, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY) {
+        return SIZE_MAX;
     }
-    if (!realtime && sched->slack_ns > 0) {
-        /* the kernel has set the default (Linux 6.12) */
-        prctl(PR_SET_TIMERSLACK, (unsigned long)sched->slack_ns);
-    }
-    return 0;
+    return limit.rlim_cur;
 }
 
 static size_t real_file_limit(void)
 {
-    struct rlimit limit;
+    return limit_of(RLIMIT_FSIZE);
+}
 
-    if (getrlimit(RLIMIT_FSIZE, &limit) < 0 ||
-        limit.rlim_cur == RLIM_INFINITY) {
-        return SIZE_MAX;
-    }
-    return limit.rlim_cur;
+static size_t real_realtime_limit(void)
+{
+    return limit_of(RLIMIT_RTTIME);
 }
 
 static size_t real_page_size(void)
@@ -564,7 +575,11 @@ static void real_pause(unsigned us)
     .signals_restore = real_signals_restore, \
     .sched_get = real_sched_get, \
     .sched_set = real_sched_set, \
+    .slack_get = real_slack_get, \
+    .slack_set = real_slack_set, \
+    .thread_id = real_thread_id, \
     .file_limit = real_file_limit, \
+    .realtime_limit = real_realtime_limit, \
     .page_size = real_page_size, \
     .machine = real_machine, \
     .cpu_ns = real_cpu_ns, \

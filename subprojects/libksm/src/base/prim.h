@@ -74,13 +74,6 @@ typedef struct UffdRange {
 #define UFFD_MISSING    1u              /* modes of registration */
 #define UFFD_PROTECT    2u
 
-/* How a thread gets its CPU. */
-typedef struct PrimSched {
-    int policy;             /* SCHED_*; with the lowest priority that it has */
-    int slack_ns;           /* of timers; set where the policy is fair */
-    bool rt_limited;        /* by RLIMIT_RTTIME; not set */
-} PrimSched;
-
 typedef struct KsmPrim {
     /* memory; MAP_FAILED becomes NULL with errno set */
     void *(*map)(void *addr, size_t len, int prot, int flags, int fd,
@@ -147,13 +140,17 @@ typedef struct KsmPrim {
                      size_t *done);
     int (*uffd_poison)(int fd, void *addr, size_t len);     /* Linux 6.6 */
     ssize_t (*pagemap)(PmScan *scan);   /* number of ranges */
-    /* of this thread */
-    int (*sched_get)(PrimSched *sched);
-    int (*sched_set)(const PrimSched *sched);
+    /* of this thread: its policy (SCHED_*), with the lowest priority it has */
+    int (*sched_get)(void);
+    int (*sched_set)(int policy);
+    int (*slack_get)(void);             /* of its timers, ns */
+    int (*slack_set)(int ns);
+    int (*thread_id)(void);
     /* signals of this thread; from here on no call fails */
     void (*signals_block)(sigset_t *old);
     void (*signals_restore)(const sigset_t *old);
     size_t (*file_limit)(void);         /* RLIMIT_FSIZE */
+    size_t (*realtime_limit)(void);     /* RLIMIT_RTTIME */
     /* the host */
     size_t (*page_size)(void);
     const char *(*machine)(void);       /* as "uname -m" */

@@ -24,7 +24,9 @@
 typedef struct KsmUrgent {
     bool denied;            /* and not asked again: refusals may be logged */
     bool raised;
-    PrimSched was;          /* where it is raised: as it was before */
+    /* where it is raised: as it was before */
+    int policy;
+    int slack_ns;           /* of timers; negative: not known */
 } KsmUrgent;
 
 /* Not twice: urgent_end() of the same thread comes first. */
