@@ -486,7 +486,8 @@ void member_grow(KsmMember *m, KsmForeign *f, ForeignBlock *b)
 
     if (f == m->now && m->state == MEMBER_UP && !m->full_until &&
         b->wanted == b->length && b->length < WIRE_BLOCK_MAX &&
-        b->asked >= 4 * b->length && f->holds[b->first] &&
+        b->asked >= MIN(PATTERN_USES, f->max_users) * b->length &&
+        f->holds[b->first] &&
         member_send(m, &grow, sizeof(grow))) {
         b->wanted = grow.length;
     }

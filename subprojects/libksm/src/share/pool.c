@@ -1181,7 +1181,7 @@ uint32_t pool_pattern_run(KsmPool *p, KsmPattern *t, unsigned *n)
     unsigned want = *n, k;
 
     while (t->filled < want && t->filled < CHUNK_PAGES &&
-           t->asked >= 4 * t->filled) {
+           t->asked >= MIN(PATTERN_USES, p->max_sharing) * t->filled) {
         if (pool_pattern_grow(p, t, 2 * t->filled) < 0) {
             break;
         }

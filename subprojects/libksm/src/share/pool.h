@@ -16,8 +16,8 @@
  * A pattern is content that repeats over consecutive pages.  Were all of
  * them to map one slot, each would cost a mapping of its own; so the slot is
  * replicated into a run of up to 512, and a run of pages maps a run of
- * slots.  Patterns grow with their use: never more than a quarter of the
- * pages that map them.
+ * slots.  Patterns grow with their use (PATTERN_USES): what they take of what
+ * they save stays small, and a guest with runs of 512 still needs few mappings.
  */
 #ifndef KSM_POOL_H
 #define KSM_POOL_H

@@ -11,4 +11,7 @@
 #define SLOT_NONE   UINT32_MAX
 #define SLOT_USERS  0x3fffu     /* that a slot can have, at most */
 
+/* Pages that have mapped a pattern, for each of its slots, before it grows. */
+#define PATTERN_USES    32u
+
 #endif
