@@ -91,7 +91,11 @@ def measure(
         # ksmd splits a huge page in one pass and merges in a later one:
         # its gains may pause
         run.merge(
-            seconds, show, interval=0.25, settle_s=30 if scope in WITH_KSMD else 10
+            seconds,
+            show,
+            interval=0.25,
+            settle_s=30 if scope in WITH_KSMD else 10,
+            glance=True,
         )
         run.verify(show)
         run.result.huge_mib = huge, huge_pages(run)
