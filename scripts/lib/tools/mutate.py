@@ -83,6 +83,7 @@ TESTS: tuple[Test, ...] = (
     Test("pool", files=("pool.c",)),
     Test("region", files=("region.c", "admit.c", "attr.c")),
     Test("merge", files=("merge.c", "plan.c", "cost.c", "region.c")),
+    Test("parts", files=("parts.c",)),
     Test("free", files=("free.c", "pressure.c")),
     Test("engine", files=("engine.c", "fork.c", "discard.c", "stats.c", "directory.c")),
     Test("discard", files=("discard.c",)),

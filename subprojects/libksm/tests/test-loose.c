@@ -8,6 +8,7 @@
  */
 #include <glib.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include "base/prim.h"
 #include "engine/state.h"
@@ -409,6 +410,206 @@ static void test_part(void)
     }
 }
 
+/* What is cold is broken for a quarter of that. */
+static void test_cold(void)
+{
+    const unsigned least = 64 / 4;
+
+    for (unsigned equal = least - 1; equal <= least; equal++) {
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM)) {
+            return;
+        }
+        mem_fill_run(s.m, 100, equal, 1, 1);
+        mem_fill_run(s.m, 3 * N + 100, equal, 1, 1);
+        /* found, and not seen again yet */
+        util_passes(s.e, 3);
+        g_assert(is_huge(&s, 0) && is_huge(&s, 3));
+        all_is_known(&s);
+        g_assert(is_huge(&s, 0) == (equal < least));
+        g_assert(s.r->chunk[0].mapped == (equal == least ? equal : 0));
+        scene_end(&s);
+    }
+}
+
+/* --- broken, so that parts of it can be moved --- */
+
+static struct {
+    Scene *s;
+    bool stays;         /* the kernel does not break it */
+    size_t page;        /* written when it is broken; 0: none ... */
+    unsigned n;         /* ... and as many behind it */
+    unsigned calls;
+    unsigned whole;     /* moved as a whole */
+    bool zeroes;        /* a page of ZEROES was moved */
+} breaks;
+
+#define ZEROES      300u        /* of the first chunk ... */
+#define ZEROES_N    50u
+
+/* Does a page of ours that is moved lie there? */
+static bool is_moved(const char *from, size_t len, size_t page, size_t n)
+{
+    const char *at = breaks.s->m->addr + page * PAGE_BYTES;
+
+    return from < at + n * PAGE_BYTES && from + len > at;
+}
+
+static int breaks_move(int fd, void *to, void *from, size_t len,
+                       size_t *done)
+{
+    bool ours = is_moved(from, len, 0, breaks.s->m->pages);
+
+    breaks.whole += ours && len == CHUNK;
+    breaks.zeroes |= is_moved(from, len, ZEROES, ZEROES_N);
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+static int breaks_advise(void *addr, size_t len, int advice)
+{
+    int ret = 0;
+
+    if (advice != MADV_COLD) {
+        return prim_real.advise(addr, len, advice);
+    }
+    breaks.calls++;
+    if (!breaks.stays) {
+        ret = prim_real.advise(addr, len, advice);
+    }
+    if (breaks.page) {
+        stir(breaks.s, ((char *)addr - breaks.s->m->addr) / CHUNK, breaks.page,
+             breaks.n);
+    }
+    return ret;
+}
+
+static void breaks_begin(Scene *s)
+{
+    breaks.s = s;
+    breaks.calls = breaks.whole = 0;
+    breaks.zeroes = false;
+    prim.advise = breaks_advise;
+    prim.uffd_move = breaks_move;
+    prim.cpu_ns = util_cpu_by_call;
+}
+
+static void breaks_end(void)
+{
+    prim.advise = prim_real.advise;
+    prim.uffd_move = prim_real.uffd_move;
+    prim.cpu_ns = prim_real.cpu_ns;
+}
+
+/*
+ * A run of two huge pages is equal, and somebody writes to them just when they
+ * are broken: in the run, outside of it, nowhere.  What is not moved is
+ * known as before, and what was written is not.
+ */
+static void test_breaks(gconstpointer data)
+{
+    static const size_t written[] = { 0, 150, 400 };
+
+    for (unsigned i = 0; i < G_N_ELEMENTS(written); i++) {
+        uint64_t hashed;
+        Scene s;
+
+        if (!scene_start(&s, KSM_SCOPE_VM)) {
+            return;
+        }
+        mem_fill_run(s.m, 100, 100, 1, 1);
+        mem_fill_run(s.m, 3 * N + 100, 100, 1, 1);
+        breaks.stays = GPOINTER_TO_INT(data);
+        breaks.page = written[i];
+        breaks.n = 1;
+        breaks_begin(&s);
+        for (unsigned k = 0; k < 8 && breaks.calls < 2; k++) {
+            s.e->costs = costs_guess;
+            util_passes(s.e, 1);
+        }
+        breaks_end();
+        g_assert(breaks.calls == 2 && breaks.whole == (breaks.stays ? 2 : 0));
+        g_assert(util_stats(s.e).huge_split == 2);
+        g_assert(!is_huge(&s, 0) && !is_huge(&s, 3) && is_huge(&s, 1));
+        g_assert(s.r->chunk[0].mapped + s.r->chunk[3].mapped >= 198);
+        hashed = util_stats(s.e).pages_scanned;
+        all_is_known(&s);
+        /* the two that are not broken have three more looks */
+        g_assert(util_stats(s.e).pages_scanned - hashed <= 2 * 3 * N + 64);
+        scene_end(&s);
+    }
+}
+
+/* All that was to be merged is written then: they are broken, and watched. */
+static void test_breaks_changed(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    mem_fill_run(s.m, 100, 100, 1, 1);
+    mem_fill_run(s.m, 3 * N + 100, 100, 1, 1);
+    breaks.stays = false;
+    breaks.page = 100;
+    breaks.n = 100;
+    breaks_begin(&s);
+    for (unsigned k = 0; k < 8 && !breaks.calls; k++) {
+        util_passes(s.e, 1);
+    }
+    breaks_end();
+    g_assert(breaks.calls > 0 && s.r->merged == 0);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        g_assert(is_huge(&s, i) || (!is_loose(&s, i) &&
+                 !(s.r->chunk[i].flags & CHUNK_HUGE)));
+    }
+    all_is_known(&s);
+    scene_end(&s);
+}
+
+/* Are zeroes given back when a huge page is broken?  (Linux 6.12 and later.) */
+static bool kernel_gives_zeroes(Scene *s, unsigned chunk)
+{
+    uint8_t kinds[N];
+
+    mem_fill(s->m, chunk * N + 5, 0);
+    g_assert(is_huge(s, chunk));
+    prim_real.advise(s->m->addr + chunk * CHUNK, PAGE_BYTES, MADV_COLD);
+    g_assert(kinds_ask(&s->e->kinds, s->m->addr + chunk * CHUNK, N, KINDS_FAST,
+                       kinds) == 0);
+    stir(s, chunk, 5, 1);
+    return kinds[5] & PM_ZEROPFN;
+}
+
+/* Zeroes are given back when it is broken, and count as merged. */
+static void test_breaks_zeroes(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    mem_fill_run(s.m, 100, 100, 1, 1);
+    mem_fill_run(s.m, 3 * N + 100, 100, 1, 1);
+    for (unsigned i = 0; i < ZEROES_N; i++) {
+        mem_fill(s.m, ZEROES + i, 0);
+    }
+    breaks.stays = false;
+    breaks.page = 0;
+    breaks_begin(&s);
+    util_passes(s.e, 4);
+    breaks_end();
+    g_assert(breaks.zeroes == !kernel_gives_zeroes(&s, 1));
+    g_assert(!is_huge(&s, 0) && s.r->chunk[0].mapped == 100);
+    g_assert(s.r->chunk[0].given == ZEROES_N);
+    g_assert(util_stats(s.e).merged == 250);
+    /* whoever writes there is noticed */
+    stir(&s, 0, ZEROES + 10, 5);
+    all_is_known(&s);
+    g_assert(s.r->chunk[0].given == ZEROES_N - 5);
+    scene_end(&s);
+}
+
 /* Quiet for two looks, and written before the third, which would protect it. */
 static void test_late(void)
 {
@@ -679,6 +880,13 @@ int main(int argc, char **argv)
     g_test_add_data_func("/loose/zeroes/zero", GINT_TO_POINTER(KSM_SCOPE_ZERO),
                          test_zeroes);
     g_test_add_func("/loose/part", test_part);
+    g_test_add_func("/loose/cold", test_cold);
+    g_test_add_data_func("/loose/breaks/parts", GINT_TO_POINTER(false),
+                         test_breaks);
+    g_test_add_data_func("/loose/breaks/whole", GINT_TO_POINTER(true),
+                         test_breaks);
+    g_test_add_func("/loose/breaks/changed", test_breaks_changed);
+    g_test_add_func("/loose/breaks/zeroes", test_breaks_zeroes);
     g_test_add_func("/loose/late", test_late);
     g_test_add_func("/loose/split", test_split);
     g_test_add_func("/loose/refilled", test_refilled);

@@ -376,7 +376,7 @@ static unsigned plan_merge(KsmEngine *e, KsmRegion *r)
         classify_collided(e, r, e->merge.collided[i].page,
                           e->merge.collided[i].tag);
     }
-    if (loose && merged) {
+    if (loose && (merged || e->merge.broke)) {
         loose_merged(e, r, e->plan.chunk);
     } else {
         settle_kept(e, r, e->plan.chunk);

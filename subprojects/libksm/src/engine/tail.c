@@ -9,6 +9,7 @@
 
 #include "base/prim.h"
 #include "engine/tail.h"
+#include "merge/parts.h"
 
 #define LEFT_MIN        4u      /* equal pages that are worth its while */
 #define FRESH_MAX       (CHUNK_PAGES / 16)  /* more were written: not quiet */
@@ -175,7 +176,8 @@ static bool is_quiet(const KsmChunk *c)
 /* Equal pages were found here, and merging them was refused, or too little. */
 static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
 {
-    unsigned least = c->flags & CHUNK_HUGE ? e->cfg.split_min_pages : LEFT_MIN;
+    unsigned least = c->flags & CHUNK_HUGE ? parts_gain(&e->plan, c)
+                                           : LEFT_MIN;
     uint16_t seen = r->dirty == KSM_DIRTY_LOG ? c->broken : c->mapped;
     /* without a source, or to look at merged or freed pages: visited anyway */
     bool anyway = r->dirty == KSM_DIRTY_CHECKSUM ||

@@ -121,7 +121,7 @@ typedef struct KsmChunk {
     uint8_t backoff;    /* log2 of that wait, grows with each refusal */
     uint8_t hot;        /* log2 of passes between looks for writes; LOOSE: 4 */
     uint8_t hot_wait;   /* of those still to go */
-    uint8_t same;       /* LOOSE: looks in a row that found all as it was */
+    uint8_t same;       /* huge: looks in a row that found all as it was */
     uint8_t away;       /* log2 of passes between looks for SWAPPED pages */
     uint8_t away_wait;  /* of those still to go; 0: none is SWAPPED */
     uint8_t visited_in; /* mark of a pass; 0: none */

@@ -5,10 +5,12 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/prim.h"
 #include "merge/mapping.h"
 #include "merge/merge.h"
+#include "merge/parts.h"
 
 typedef struct Span {
     Isolation iso;
@@ -503,6 +505,71 @@ static unsigned span_merge(KsmMerge *m, Span *s)
     return span_account(m, s);
 }
 
+/*
+ * Since Linux 6.12 the kernel gives zeroes back itself when it breaks a huge
+ * page (try_to_map_unused_to_zeropage()).  They are not moved: the zero page
+ * costs a shootdown each time.  Returns how many.
+ */
+static unsigned zeroes_given(KsmMerge *m, const uint8_t *kinds)
+{
+    KsmPlan *p = m->plan;
+    unsigned given = 0;
+
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        if (p->act[i] == ACT_ZERO && (kinds[i] & PM_ZEROPFN)) {
+            plan_drop(p, i, ACT_KEEP);
+            content_leave(m->content, p->region, p->chunk * CHUNK_PAGES + i,
+                          PAGE_GIVEN);
+            given++;
+        }
+    }
+    return given;
+}
+
+/*
+ * Of a huge page that was not watched what is not moved is known all the same,
+ * if it is found so from now on.  What cannot be read at once is not looked at.
+ */
+static void rest_note(KsmMerge *m, const uint8_t *kinds)
+{
+    KsmRegion *r = m->plan->region;
+    size_t chunk = m->plan->chunk;
+
+    if (!(r->chunk[chunk].flags & CHUNK_LOOSE) ||
+        region_busy(r, page_addr(r, chunk * CHUNK_PAGES), CHUNK_BYTES)) {
+        return;
+    }
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        m->kept[i] = (kinds[i] & (PM_PRESENT | PM_ZEROPFN)) == PM_PRESENT;
+    }
+}
+
+/*
+ * A huge page of which parts are to be moved is broken before somebody waits
+ * for them: MADV_COLD for a part of it does that.  Not if it is pinned, or
+ * locked, or nobody can tell: then it is moved whole, or not at all.  Returns
+ * how many pages that has saved.
+ */
+static unsigned chunk_break(KsmMerge *m)
+{
+    KsmPlan *p = m->plan;
+    KsmRegion *r = p->region;
+    size_t page = p->chunk * CHUNK_PAGES;
+    uint8_t kinds[CHUNK_PAGES];
+
+    prim.advise(page_addr(r, page + p->span[0].first), PAGE_BYTES, MADV_COLD);
+    if (kinds_ask(m->stage->kinds, page_addr(r, page), CHUNK_PAGES, KINDS_FAST,
+                  kinds) < 0 || (kinds[0] & PM_HUGE)) {
+        parts_whole(p);
+        return 0;
+    }
+    m->broke = true;
+    m->stage->huge_split++;
+    r->chunk[p->chunk].flags &= ~CHUNK_HUGE;
+    rest_note(m, kinds);
+    return zeroes_given(m, kinds);
+}
+
 unsigned merge_plan(KsmMerge *m)
 {
     KsmPlan *p = m->plan;
@@ -512,7 +579,11 @@ unsigned merge_plan(KsmMerge *m)
     Span s;
 
     m->n_collided = 0;
+    m->broke = false;
     memset(m->kept, 0, sizeof(m->kept));
+    if (p->breaks) {
+        merged = chunk_break(m);
+    }
     prim.signals_block(&old);
     for (unsigned i = 0; i < p->n_spans; i++) {
         span_start(&s, p, p->span[i]);

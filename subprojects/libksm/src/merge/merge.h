@@ -42,7 +42,8 @@ typedef struct KsmMerge {
     /* of the last plan */
     MergeCollided collided[CHUNK_PAGES];
     unsigned n_collided;
-    bool kept[CHUNK_PAGES];     /* put back; not in a whole huge page */
+    bool broke;                 /* a huge page, to move parts of it */
+    bool kept[CHUNK_PAGES];     /* not replaced; not in a whole huge page */
     /* since the engine was made; as in KsmStats */
     KsmStalls stalls;
     uint64_t isolations, busy, pinned, verify_failed;

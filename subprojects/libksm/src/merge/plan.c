@@ -12,26 +12,19 @@
 #include <string.h>
 
 #include "base/tsan.h"
-#include "merge/plan.h"
+#include "merge/parts.h"
 #include "merge/quiet.h"
 
-#define FILL_SPAN_MIN   128u    /* pages */
 #define OFFER_WAIT      4u      /* passes until it is offered again */
 #define PARKED_MAX      16u     /* times in a pass that it waits for answers */
 #define LEAKED_MIN      (64 * CHUNK_PAGES)  /* what may always be kept */
 #define PREFETCH        8u      /* pages ahead */
-#define FILL_GAIN_NS    128u    /* a page, for what is still in the cache */
-
-static unsigned gain_needed(const KsmPlan *p, const KsmChunk *c)
-{
-    return c->flags & CHUNK_HUGE ? p->split_min_pages : 1;
-}
 
 bool plan_ripe(const KsmPlan *p, const KsmRegion *r, size_t chunk)
 {
     const KsmChunk *c = &r->chunk[chunk];
 
-    return c->gain >= gain_needed(p, c) &&
+    return c->gain >= parts_gain(p, c) &&
            (c->wait == 0 || c->gain > c->tried + c->tried / 4 + 8);
 }
 
@@ -68,9 +61,9 @@ static bool partner_worth(KsmPlan *p, uint32_t place)
                quiet_pays(p->costs, r, page,
                           content_tag(r, p->hasher->zero));
     }
-    return c->gain >= gain_needed(p, c) &&
+    return c->gain >= parts_gain(p, c) &&
            sample_chunk(&p->sampler, r, page / CHUNK_PAGES) &&
-           c->gain >= gain_needed(p, c);
+           c->gain >= parts_gain(p, c);
 }
 
 /* What the page was equal to is gone. */
@@ -316,11 +309,6 @@ static void plan_acts(KsmPlan *p, KsmRegion *r, size_t chunk)
     }
 }
 
-static bool act_has_slot(PlanAct act)
-{
-    return act == ACT_MAP || act == ACT_FILL;
-}
-
 void plan_drop(KsmPlan *p, unsigned i, PlanAct act)
 {
     if (act_has_slot(p->act[i])) {
@@ -339,19 +327,7 @@ void plan_done(KsmPlan *p, unsigned first, unsigned n, const uint8_t *done)
     }
 }
 
-/* Is page i + 1 of the plan in the same mapping as page i? */
-static bool plan_joined(const KsmPlan *p, unsigned i)
-{
-    if (i + 1 >= CHUNK_PAGES) {
-        return false;
-    }
-    if (act_has_slot(p->act[i]) && act_has_slot(p->act[i + 1])) {
-        return p->slot[i] + 1 == p->slot[i + 1];
-    }
-    return p->act[i] == ACT_NEW && p->act[i + 1] == ACT_NEW;
-}
-
-/* Pages of the run that begins with page i; 0: none does. */
+/* Pages of the run that page i begins; 0: it is to have no mapping. */
 static unsigned run_pages(const KsmPlan *p, unsigned i)
 {
     unsigned n = 1;
@@ -429,107 +405,6 @@ static void plan_count(KsmPlan *p)
             p->fresh += p->act[k] != ACT_MAP;
         }
     }
-}
-
-/* The whole chunk at once; returns pages that will be put back. */
-static unsigned plan_whole(KsmPlan *p)
-{
-    unsigned kept = 0;
-
-    p->span[0] = (PlanSpan) { 0, CHUNK_PAGES };
-    p->n_spans = 1;
-    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        kept += p->act[i] == ACT_KEEP;
-    }
-    return kept;
-}
-
-/*
- * Swapped-out pages stay: before Linux 6.16 moving one while it is swapped in
- * could lose it.
- */
-static bool page_is_movable(const KsmRegion *r, size_t page)
-{
-    PageState s = page_state(r, page);
-
-    return s != PAGE_OUTSIDE && s != PAGE_SWAPPED && s != PAGE_BARRED &&
-           s != PAGE_KERNEL && !page_is_mapped(r, page);
-}
-
-/* It was a huge page when it was looked at, and may not be any more. */
-static bool chunk_is_movable(const KsmRegion *r, size_t chunk)
-{
-    for (size_t i = chunk * CHUNK_PAGES; i < (chunk + 1) * CHUNK_PAGES; i++) {
-        if (!page_is_movable(r, i)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/*
- * Most pages of a span.  Where slots are to be filled, the pages that a short
- * span has just given back are written next, still in the cache: that is worth
- * another isolation where isolating is cheap.
- */
-static unsigned span_most(const KsmPlan *p)
-{
-    unsigned most = p->stall_limit_ns / MAX(p->costs->page_ns, 1);
-
-    if (p->fresh) {
-        most = MIN(most, MAX(p->costs->isolate_ns / FILL_GAIN_NS,
-                             FILL_SPAN_MIN));
-    }
-    return MAX(most, SPAN_MIN);
-}
-
-/* Parts of the chunk to isolate; returns pages that will be put back. */
-static unsigned plan_spans(KsmPlan *p, KsmRegion *r, size_t chunk)
-{
-    /* pages not moved at all against another isolation */
-    unsigned gap = (p->costs->isolate_ns + DROP_NS) /
-                   MAX(p->costs->copy_ns, 100);
-    const KsmChunk *c = &r->chunk[chunk];
-    unsigned kept = 0;
-    unsigned most = span_most(p);
-    PlanSpan *s = NULL;
-
-    if ((c->flags & CHUNK_HUGE) && !c->mapped && chunk_is_whole(r, chunk) &&
-        chunk_is_movable(r, chunk)) {
-        return plan_whole(p);
-    }
-    p->n_spans = 0;
-    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        size_t page = chunk * CHUNK_PAGES + i;
-
-        if (!page_is_movable(r, page)) {
-            s = NULL;
-        } else if (p->act[i] == ACT_KEEP) {
-            continue;
-        } else if (s && i - (s->first + s->n) <= gap &&
-                   i - s->first < most) {
-            kept += i - (s->first + s->n);
-            s->n = i + 1 - s->first;
-        } else {
-            s = &p->span[p->n_spans++];
-            *s = (PlanSpan) { i, 1 };
-        }
-    }
-    return kept;
-}
-
-static bool plan_pays(const KsmPlan *p, const KsmCosts *c, unsigned kept)
-{
-    unsigned gain = p->zero + p->map + p->fresh;
-    uint64_t cost;
-
-    if (!gain) {
-        return false;
-    }
-    cost = p->n_spans * (c->isolate_ns + DROP_NS) +
-           p->runs * c->map_ns + kept * c->copy_ns;
-    return gain >= gain_needed(p, &p->region->chunk[p->chunk]) &&
-           cost / gain <= PAGE_WORTH_NS;
 }
 
 /* The slot that a page of the chunk maps, or will map; SLOT_NONE: none. */
@@ -700,8 +575,6 @@ static bool put_off(KsmPlan *p, KsmChunk *c)
  */
 static bool plan_settle(KsmPlan *p, KsmChunk *c, bool first)
 {
-    unsigned kept;
-
     if (p->offered && c->why_not != KSM_REASON_NOT_SCANNED) {
         return put_off(p, c);
     }
@@ -709,15 +582,15 @@ static bool plan_settle(KsmPlan *p, KsmChunk *c, bool first)
         plan_cut(p);
     }
     plan_count(p);
-    kept = plan_spans(p, p->region, p->chunk);
-    if (plan_pays(p, p->costs, kept)) {
+    parts_make(p);
+    if (parts_pay(p, p->costs)) {
         return true;
     }
     if (p->offered) {
         return put_off(p, c);
     }
     plan_release(p);
-    return refuse(p, c, p->why, plan_pays(p, &costs_guess, kept));
+    return refuse(p, c, p->why, parts_pay(p, &costs_guess));
 }
 
 bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)

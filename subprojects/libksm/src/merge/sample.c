@@ -56,6 +56,7 @@ static bool page_is_still(const Sampler *s, KsmRegion *r, size_t page)
     content_leave(s->content, r, page, PAGE_NEW);
     page_mark(r, page, true);
     page_chunk(r, page)->flags |= CHUNK_VISIT;
+    page_chunk(r, page)->same = 0;
     return false;
 }
 

@@ -1,0 +1,33 @@
+/*
+ * parts: which parts of a chunk are isolated, and whether that pays
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The unit of isolation.  Moving memory out costs a TLB shootdown per call, and
+ * faulting threads wait until all of a span is done.  Small pages are moved in
+ * spans: runs whose gaps are cheaper to put back than another isolation, and
+ * that are done within the limit of a stall.
+ *
+ * Moving a part of a huge page breaks it.  Moved whole it comes out in one go,
+ * but all that is kept of it has to be copied back.  So it is moved whole where
+ * that is cheaper, and short enough; and only if enough of it goes.  One that a
+ * later look found as it was (cold) may go for less: that is saved for long.
+ */
+#ifndef KSM_PARTS_H
+#define KSM_PARTS_H
+
+#include "merge/planned.h"
+
+/* Pages that merging must save here. */
+unsigned parts_gain(const KsmPlan *p, const KsmChunk *c);
+
+/* Acts are made and counted: sets @span, @n_spans, @kept and @breaks. */
+void parts_make(KsmPlan *p);
+
+/* The chunk is moved whole after all. */
+void parts_whole(KsmPlan *p);
+
+/* By these costs, is what is saved worth it? */
+bool parts_pay(const KsmPlan *p, const KsmCosts *c);
+
+#endif
