@@ -115,7 +115,10 @@ typedef struct KsmConfig {
     unsigned max_cpu;               /* 10: percent of one core, 1 to 100 */
     /* default 0, as fast as max_cpu allows; else seconds per pass */
     unsigned target_scan_s;
-    /* 64: pages a huge page must save before it is broken, 1 to 512 */
+    /*
+     * 64: pages a huge page must save before it is broken, 1 to 512; a quarter
+     * of that where a later look found all of it as it was
+     */
     unsigned split_min_pages;
     unsigned max_page_sharing;      /* 256: users of one pool page, >= 2 */
     /* 25: share of vm.max_map_count that is left to the program */

@@ -428,7 +428,8 @@ static void test_cold(void)
         g_assert(is_huge(&s, 0) && is_huge(&s, 3));
         all_is_known(&s);
         g_assert(is_huge(&s, 0) == (equal < least));
-        g_assert(s.r->chunk[0].mapped == (equal == least ? equal : 0));
+        g_assert((s.r->chunk[0].mapped >= equal - STILL_FEW) ==
+                 (equal == least));
         scene_end(&s);
     }
 }
@@ -528,7 +529,7 @@ static void test_breaks(gconstpointer data)
             util_passes(s.e, 1);
         }
         breaks_end();
-        g_assert(breaks.calls == 2 && breaks.whole == (breaks.stays ? 2 : 0));
+        g_assert(breaks.calls >= 2 && breaks.whole == (breaks.stays ? 2 : 0));
         g_assert(util_stats(s.e).huge_split == 2);
         g_assert(!is_huge(&s, 0) && !is_huge(&s, 3) && is_huge(&s, 1));
         g_assert(s.r->chunk[0].mapped + s.r->chunk[3].mapped >= 198);
@@ -538,6 +539,58 @@ static void test_breaks(gconstpointer data)
         g_assert(util_stats(s.e).pages_scanned - hashed <= 2 * 3 * N + 64);
         scene_end(&s);
     }
+}
+
+/* It cannot be broken, and whole it would cost too much. */
+static void test_breaks_refused(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    mem_fill_run(s.m, 100, 16, 1, 1);
+    mem_fill_run(s.m, 3 * N + 100, 16, 1, 1);
+    breaks.stays = true;
+    breaks.page = 0;
+    breaks_begin(&s);
+    for (unsigned k = 0; k < CALM; k++) {
+        s.e->costs = costs_guess;
+        s.e->costs.copy_ns = 3000;
+        util_passes(s.e, 1);
+    }
+    breaks_end();
+    g_assert(breaks.calls > 0 && breaks.calls < CALM / 4);
+    g_assert(breaks.whole == 0 && util_stats(s.e).isolations == 0);
+    g_assert(is_huge(&s, 0) && is_huge(&s, 3));
+    all_is_known(&s);
+    scene_end(&s);
+}
+
+/* It is watched, and a write elsewhere makes part of it equal. */
+static void test_breaks_watched(void)
+{
+    uint64_t first, hashed;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    first = s.fresh - CHUNKS * N;
+    all_is_known(&s);
+    g_assert(is_huge(&s, 0) && !is_loose(&s, 0));
+    hashed = util_stats(s.e).pages_scanned;
+    mem_fill_run(s.m, 3 * N + 100, 100, first + 100, 1);
+    for (unsigned k = 0; k < CALM && !s.r->chunk[0].mapped; k++) {
+        util_passes(s.e, 1);
+    }
+    g_assert(!is_huge(&s, 0) && s.r->chunk[0].mapped >= 100 - STILL_FEW);
+    util_passes(s.e, 8);
+    /* nothing else of it had to be looked at again */
+    g_assert(util_stats(s.e).pages_scanned - hashed < 2 * N);
+    stir(&s, 0, 400, 3);
+    all_is_known(&s);
+    scene_end(&s);
 }
 
 /* All that was to be merged is written then: they are broken, and watched. */
@@ -600,9 +653,10 @@ static void test_breaks_zeroes(void)
     util_passes(s.e, 4);
     breaks_end();
     g_assert(breaks.zeroes == !kernel_gives_zeroes(&s, 1));
-    g_assert(!is_huge(&s, 0) && s.r->chunk[0].mapped == 100);
+    g_assert(!is_huge(&s, 0));
+    g_assert(s.r->chunk[0].mapped >= 100 - STILL_FEW);
     g_assert(s.r->chunk[0].given == ZEROES_N);
-    g_assert(util_stats(s.e).merged == 250);
+    g_assert(util_stats(s.e).merged >= 250 - 2 * STILL_FEW);
     /* whoever writes there is noticed */
     stir(&s, 0, ZEROES + 10, 5);
     all_is_known(&s);
@@ -885,6 +939,8 @@ int main(int argc, char **argv)
                          test_breaks);
     g_test_add_data_func("/loose/breaks/whole", GINT_TO_POINTER(true),
                          test_breaks);
+    g_test_add_func("/loose/breaks/refused", test_breaks_refused);
+    g_test_add_func("/loose/breaks/watched", test_breaks_watched);
     g_test_add_func("/loose/breaks/changed", test_breaks_changed);
     g_test_add_func("/loose/breaks/zeroes", test_breaks_zeroes);
     g_test_add_func("/loose/late", test_late);

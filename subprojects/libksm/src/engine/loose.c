@@ -143,7 +143,13 @@ void loose_split(KsmEngine *e, KsmRegion *r, size_t chunk)
 
 void loose_merged(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
+    bool busy;
+
     dirty_fasten(&e->dirty, r, chunk);
-    settle_kept(e, r, chunk);
-    forget_rest(e, r, chunk, e->merge.kept);
+    /* what a device writes from now on no log tells */
+    busy = region_busy(r, page_addr(r, chunk * CHUNK_PAGES), CHUNK_BYTES);
+    if (!busy) {
+        settle_kept(e, r, chunk);
+    }
+    forget_rest(e, r, chunk, busy ? NULL : e->merge.kept);
 }

@@ -461,7 +461,9 @@ static unsigned span_account(KsmMerge *m, const Span *s)
     KsmRegion *r = m->plan->region;
     KsmChunk *c = &r->chunk[m->plan->chunk];
 
-    kept_note(m, s);
+    if (s->iso.spent.n) {
+        kept_note(m, s);
+    }
     pages_account(m, s, count);
     chunk_set_reason(r, c, s->iso.why);
     failed = count[ACT_CHANGED] + count[ACT_COLLIDED];
@@ -535,18 +537,41 @@ static void rest_note(KsmMerge *m, const uint8_t *kinds)
     KsmRegion *r = m->plan->region;
     size_t chunk = m->plan->chunk;
 
-    if (!(r->chunk[chunk].flags & CHUNK_LOOSE) ||
-        region_busy(r, page_addr(r, chunk * CHUNK_PAGES), CHUNK_BYTES)) {
-        return;
-    }
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        m->kept[i] = (kinds[i] & (PM_PRESENT | PM_ZEROPFN)) == PM_PRESENT;
+        m->kept[i] = (r->chunk[chunk].flags & CHUNK_LOOSE) &&
+                     (kinds[i] & (PM_PRESENT | PM_ZEROPFN)) == PM_PRESENT;
     }
 }
 
 /*
- * A huge page of which parts are to be moved is broken before somebody waits
- * for them: MADV_COLD for a part of it does that.  Not if it is pinned, or
+ * Who touches the huge page meanwhile waits: migration entries stand for its
+ * pages.
+ */
+static void huge_break(KsmMerge *m, char *at)
+{
+    uint64_t t = prim.now_ns();
+
+    urgent_begin(m->stage->urgent);
+    prim.advise(at, PAGE_BYTES, MADV_COLD);
+    urgent_end(m->stage->urgent);
+    stalls_add(&m->stalls, prim.now_ns() - t);
+}
+
+/* It cannot be broken: it is moved whole, if that pays. */
+static void break_refused(KsmPlan *p)
+{
+    parts_whole(p);
+    if (!parts_pay(p, p->costs)) {
+        p->n_spans = 0;
+        for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+            plan_drop(p, i, ACT_KEEP);
+        }
+    }
+}
+
+/*
+ * A huge page of which parts are to be moved is broken before the first of them
+ * is isolated: MADV_COLD for a part of it does that.  Not if it is pinned, or
  * locked, or nobody can tell: then it is moved whole, or not at all.  Returns
  * how many pages that has saved.
  */
@@ -557,10 +582,10 @@ static unsigned chunk_break(KsmMerge *m)
     size_t page = p->chunk * CHUNK_PAGES;
     uint8_t kinds[CHUNK_PAGES];
 
-    prim.advise(page_addr(r, page + p->span[0].first), PAGE_BYTES, MADV_COLD);
+    huge_break(m, page_addr(r, page + p->span[0].first));
     if (kinds_ask(m->stage->kinds, page_addr(r, page), CHUNK_PAGES, KINDS_FAST,
                   kinds) < 0 || (kinds[0] & PM_HUGE)) {
-        parts_whole(p);
+        break_refused(p);
         return 0;
     }
     m->broke = true;

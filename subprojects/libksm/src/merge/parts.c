@@ -143,8 +143,10 @@ static void spans_make(KsmPlan *p)
 /* What the spans cost beyond their runs. */
 static uint64_t parts_cost(const KsmPlan *p, const KsmCosts *c)
 {
+    unsigned moved = p->kept + p->zero + p->map + p->fresh;
+
     return p->n_spans * (c->isolate_ns + DROP_NS) + p->kept * c->copy_ns +
-           (p->breaks ? BREAK_NS : 0);
+           (p->breaks ? BREAK_NS + moved * c->move_ns : 0);
 }
 
 void parts_make(KsmPlan *p)

@@ -63,7 +63,7 @@ typedef struct KsmStage {
     char *unreadable;       /* a page that nobody can read */
     KsmLost poisoned;       /* their memory failed */
     KsmLost displaced;      /* the owner mapped something else there */
-    uint64_t huge_split;    /* huge pages that were taken out */
+    uint64_t huge_split;    /* huge pages that were taken out, or broken */
     bool swap_stays;        /* the kernel may lose what is moved from swap */
 } KsmStage;
 
