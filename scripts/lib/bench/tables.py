@@ -273,6 +273,7 @@ LAYOUTS: dict[str, list[Layout]] = {
                 Column("CPU\nratio", "{}_cpu_ratio"),
                 Column("in huge\npages, MiB", "{}_huge_before_mib"),
                 Column("after\nMiB", "{}_huge_after_mib"),
+                Column("isolated\np99, ms", "{}_stall_p99_ns", MS),
                 Column("ksmd stops\nafter, s", "{}_ksmd_stops_s"),
             ],
         )
