@@ -209,7 +209,8 @@ typedef struct KsmRegionOps {
      * writing after that runs into a fault and waits; so what is reported from
      * before its look-up on is never missed.  A pin for reading and for long
      * does not fault on write-protected memory, and would keep a page that is
-     * replaced: see ksm_settle().
+     * replaced: see ksm_settle().  Where nothing is replaced by it the answer is
+     * a hint: whether a huge page is broken, and what is known of it then.
      * True, when merging: the very same pages are put back; the op is asked
      * again, for one page, while such a page cannot be moved.  When restoring,
      * or merging again what was written: what was copied on write stays where
@@ -351,8 +352,8 @@ const char *ksm_reason_name(KsmReason reason);
 const char *ksm_reason_text(KsmReason reason);
 
 /*
- * Buckets of the stall histogram: bucket i counts isolations that took less
- * than 1 us << i (the last: all longer ones).
+ * Buckets of the stall histogram: bucket i counts isolations, and huge pages
+ * broken for one, that took less than 1 us << i (the last: all longer ones).
  */
 #define KSM_STALL_BUCKETS 24
 
@@ -396,7 +397,7 @@ typedef struct KsmStats {
     uint64_t metadata;          /* the engine's own memory */
     uint64_t page_tables;       /* estimate: VMAs and tables for merging */
     int64_t profit;             /* saved less all of the above */
-    /* stall: isolation to wake, ns */
+    /* stall: isolation to wake, or breaking a huge page, ns */
     uint64_t stall_count, stall_p50, stall_p99, stall_max;
     uint64_t stall[KSM_STALL_BUCKETS];
 } KsmStats;

@@ -83,7 +83,9 @@ def measure(
 
     # 20 % of a core for the engine: the CPU used is what is compared, not
     # the time taken
-    with Run(scope, guests, memory_mib, image, max_cpu=max_cpu, ksmd=KSMD_FULL) as run:
+    with Run(
+        scope, guests, memory_mib, image, max_cpu=max_cpu, ksmd=KSMD_FULL, alone=True
+    ) as run:
         run.boot(show)
         found = contents(run)
         huge = huge_pages(run)

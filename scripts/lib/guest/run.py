@@ -158,8 +158,11 @@ class Run:
         max_cpu: int | None = None,
         ksmd: dict[str, int] | None = None,
         load: int = 20,
+        alone: bool = False,
     ) -> None:
+        """`alone`: nothing else on the host is merged, nor was before."""
         self.scope = scope
+        self.alone = alone
         self.ksmd = ksmd or KSMD_FAST
         self.result = RunResult(scope, guests, memory_mib)
         self.poold = Poold() if scope in BY_DAEMON else None
@@ -201,8 +204,10 @@ class Run:
                     raise ksmsys.KsmUnavailable(reason)
                 self._stack.enter_context(guard())
                 self._knobs = self._stack.enter_context(ksmsys.KsmKnobs())
-                # so that "before" is before, and nothing of others counts
-                self._knobs.unmerge_all()
+                # so that "before" is before
+                self._knobs.set(run=0)
+                if self.alone:
+                    self._knobs.unmerge_all()
             if self.poold is not None:
                 self._stack.enter_context(self.poold)
             for guest in self.guests:

@@ -567,6 +567,31 @@ static void test_breaks_refused(void)
     scene_end(&s);
 }
 
+/* A device is at it: it is not broken for that. */
+static void test_breaks_busy(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    mem_fill_run(s.m, 100, 100, 1, 1);
+    mem_fill_run(s.m, 3 * N + 100, 100, 1, 1);
+    s.m->busy = true;
+    breaks.stays = false;
+    breaks.page = 0;
+    breaks_begin(&s);
+    util_passes(s.e, 8);
+    breaks_end();
+    g_assert(breaks.calls == 0 && breaks.whole > 0);
+    g_assert(is_huge(&s, 0) && is_huge(&s, 3));
+    s.m->busy = false;
+    util_passes(s.e, 130);
+    g_assert(s.r->chunk[0].mapped >= 100 - STILL_FEW);
+    all_is_known(&s);
+    scene_end(&s);
+}
+
 /* It is watched, and a write elsewhere makes part of it equal. */
 static void test_breaks_watched(void)
 {
@@ -940,6 +965,7 @@ int main(int argc, char **argv)
     g_test_add_data_func("/loose/breaks/whole", GINT_TO_POINTER(true),
                          test_breaks);
     g_test_add_func("/loose/breaks/refused", test_breaks_refused);
+    g_test_add_func("/loose/breaks/busy", test_breaks_busy);
     g_test_add_func("/loose/breaks/watched", test_breaks_watched);
     g_test_add_func("/loose/breaks/changed", test_breaks_changed);
     g_test_add_func("/loose/breaks/zeroes", test_breaks_zeroes);

@@ -545,16 +545,16 @@ static void rest_note(KsmMerge *m, const uint8_t *kinds)
 
 /*
  * Who touches the huge page meanwhile waits: migration entries stand for its
- * pages.
+ * pages.  Returns ns.
  */
-static void huge_break(KsmMerge *m, char *at)
+static uint64_t huge_break(KsmMerge *m, char *at)
 {
     uint64_t t = prim.now_ns();
 
     urgent_begin(m->stage->urgent);
     prim.advise(at, PAGE_BYTES, MADV_COLD);
     urgent_end(m->stage->urgent);
-    stalls_add(&m->stalls, prim.now_ns() - t);
+    return prim.now_ns() - t;
 }
 
 /* It cannot be broken: it is moved whole, if that pays. */
@@ -562,6 +562,7 @@ static void break_refused(KsmPlan *p)
 {
     parts_whole(p);
     if (!parts_pay(p, p->costs)) {
+        costs_doubt(p->costs);
         p->n_spans = 0;
         for (unsigned i = 0; i < CHUNK_PAGES; i++) {
             plan_drop(p, i, ACT_KEEP);
@@ -571,8 +572,8 @@ static void break_refused(KsmPlan *p)
 
 /*
  * A huge page of which parts are to be moved is broken before the first of them
- * is isolated: MADV_COLD for a part of it does that.  Not if it is pinned, or
- * locked, or nobody can tell: then it is moved whole, or not at all.  Returns
+ * is isolated: MADV_COLD for a part of it does that.  Not if it is busy, pinned
+ * or locked, or nobody can tell: then it is moved whole, or not at all.  Returns
  * how many pages that has saved.
  */
 static unsigned chunk_break(KsmMerge *m)
@@ -581,14 +582,20 @@ static unsigned chunk_break(KsmMerge *m)
     KsmRegion *r = p->region;
     size_t page = p->chunk * CHUNK_PAGES;
     uint8_t kinds[CHUNK_PAGES];
+    uint64_t ns;
 
-    huge_break(m, page_addr(r, page + p->span[0].first));
+    if (region_busy(r, page_addr(r, page), CHUNK_BYTES)) {
+        break_refused(p);
+        return 0;
+    }
+    ns = huge_break(m, page_addr(r, page + p->span[0].first));
     if (kinds_ask(m->stage->kinds, page_addr(r, page), CHUNK_PAGES, KINDS_FAST,
                   kinds) < 0 || (kinds[0] & PM_HUGE)) {
         break_refused(p);
         return 0;
     }
     m->broke = true;
+    stalls_add(&m->stalls, ns);
     m->stage->huge_split++;
     r->chunk[p->chunk].flags &= ~CHUNK_HUGE;
     rest_note(m, kinds);

@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * From isolation to wake, by the clock: how long threads that touch them may
- * wait.  Buckets as in KsmStats.
+ * From isolation to wake, or while a huge page is broken, by the clock: how long
+ * threads that touch them may wait.  Buckets as in KsmStats.
  */
 #ifndef KSM_STALLS_H
 #define KSM_STALLS_H
