@@ -406,6 +406,11 @@ class Run:
             if self._before:
                 one.saved = self._before[one.name] - one.footprint
             guests.append(one)
+        return self._sample_of(guests, stats)
+
+    def _sample_of(
+        self, guests: list[GuestSample], stats: list[dict[str, Any]]
+    ) -> Sample:
         return Sample(
             seconds=time.monotonic() - self.began if self.began else 0.0,
             guests=guests,
@@ -444,12 +449,7 @@ class Run:
             one.resident = self._before[name]
             one.cpu_s = self._engine_cpu(each)
             guests.append(one)
-        return Sample(
-            seconds=time.monotonic() - self.began,
-            guests=guests,
-            merge_cpu_s=self._merge_cpu(stats) - self._cpu_began,
-            full_scans=self._full_scans(stats) - self._scans_began,
-        )
+        return self._sample_of(guests, stats)
 
     def _correct_glances(self) -> None:
         """By a look at the end: the engines' own memory is none of the guests'."""

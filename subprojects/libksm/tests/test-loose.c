@@ -8,12 +8,14 @@
  */
 #include <glib.h>
 #include <pthread.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "base/prim.h"
 #include "engine/state.h"
 #include "house.h"
 #include "memory/region.h"
+#include "merge/parts.h"
 #include "merge/sample.h"
 #include "still.h"
 
@@ -77,6 +79,13 @@ static bool scene_start(Scene *s, KsmScope scope)
         }
     }
     return true;
+}
+
+/* Pages from 100 on are the same in the first chunk and in the last. */
+static void fill_equal(Scene *s, unsigned n)
+{
+    mem_fill_run(s->m, 100, n, 1, 1);
+    mem_fill_run(s->m, 3 * N + 100, n, 1, 1);
 }
 
 static bool any_loose(Scene *s)
@@ -396,8 +405,7 @@ static void test_part(void)
         if (!scene_start(&s, KSM_SCOPE_VM)) {
             return;
         }
-        mem_fill_run(s.m, 100, quiet, 1, 1);
-        mem_fill_run(s.m, 3 * N + 100, quiet, 1, 1);
+        fill_equal(&s, quiet);
         for (unsigned i = 0; i < 60; i++) {
             util_passes(s.e, 1);
             stir(&s, 0, 200, N - 200);
@@ -421,8 +429,7 @@ static void test_cold(void)
         if (!scene_start(&s, KSM_SCOPE_VM)) {
             return;
         }
-        mem_fill_run(s.m, 100, equal, 1, 1);
-        mem_fill_run(s.m, 3 * N + 100, equal, 1, 1);
+        fill_equal(&s, equal);
         /* found, and not seen again yet */
         util_passes(s.e, 3);
         g_assert(is_huge(&s, 0) && is_huge(&s, 3));
@@ -447,7 +454,7 @@ static struct {
 } breaks;
 
 #define ZEROES      300u        /* of the first chunk ... */
-#define ZEROES_N    50u
+#define ZEROES_N    50u         /* ... every second page */
 
 /* Does a page of ours that is moved lie there? */
 static bool is_moved(const char *from, size_t len, size_t page, size_t n)
@@ -463,7 +470,7 @@ static int breaks_move(int fd, void *to, void *from, size_t len,
     bool ours = is_moved(from, len, 0, breaks.s->m->pages);
 
     breaks.whole += ours && len == CHUNK;
-    breaks.zeroes |= is_moved(from, len, ZEROES, ZEROES_N);
+    breaks.zeroes |= is_moved(from, len, ZEROES, 2 * ZEROES_N);
     return prim_real.uffd_move(fd, to, from, len, done);
 }
 
@@ -475,6 +482,7 @@ static int breaks_advise(void *addr, size_t len, int advice)
         return prim_real.advise(addr, len, advice);
     }
     breaks.calls++;
+    g_assert(breaks.s->e->urgent.raised || breaks.s->e->urgent.denied);
     if (!breaks.stays) {
         ret = prim_real.advise(addr, len, advice);
     }
@@ -485,11 +493,14 @@ static int breaks_advise(void *addr, size_t len, int advice)
     return ret;
 }
 
-static void breaks_begin(Scene *s)
+/* From here on @n pages from @page on are written when a chunk is broken. */
+static void breaks_begin(Scene *s, bool stays, size_t page, unsigned n)
 {
+    memset(&breaks, 0, sizeof(breaks));
     breaks.s = s;
-    breaks.calls = breaks.whole = 0;
-    breaks.zeroes = false;
+    breaks.stays = stays;
+    breaks.page = page;
+    breaks.n = n;
     prim.advise = breaks_advise;
     prim.uffd_move = breaks_move;
     prim.cpu_ns = util_cpu_by_call;
@@ -518,12 +529,8 @@ static void test_breaks(gconstpointer data)
         if (!scene_start(&s, KSM_SCOPE_VM)) {
             return;
         }
-        mem_fill_run(s.m, 100, 100, 1, 1);
-        mem_fill_run(s.m, 3 * N + 100, 100, 1, 1);
-        breaks.stays = GPOINTER_TO_INT(data);
-        breaks.page = written[i];
-        breaks.n = 1;
-        breaks_begin(&s);
+        fill_equal(&s, 100);
+        breaks_begin(&s, GPOINTER_TO_INT(data), written[i], 1);
         for (unsigned k = 0; k < 8 && breaks.calls < 2; k++) {
             s.e->costs = costs_guess;
             util_passes(s.e, 1);
@@ -531,6 +538,9 @@ static void test_breaks(gconstpointer data)
         breaks_end();
         g_assert(breaks.calls >= 2 && breaks.whole == (breaks.stays ? 2 : 0));
         g_assert(util_stats(s.e).huge_split == 2);
+        /* who touches it waits for that, too */
+        g_assert(util_stats(s.e).stall_count - util_stats(s.e).isolations ==
+                 (breaks.stays ? 0 : 2));
         g_assert(!is_huge(&s, 0) && !is_huge(&s, 3) && is_huge(&s, 1));
         g_assert(s.r->chunk[0].mapped + s.r->chunk[3].mapped >= 198);
         hashed = util_stats(s.e).pages_scanned;
@@ -549,11 +559,8 @@ static void test_breaks_refused(void)
     if (!scene_start(&s, KSM_SCOPE_VM)) {
         return;
     }
-    mem_fill_run(s.m, 100, 16, 1, 1);
-    mem_fill_run(s.m, 3 * N + 100, 16, 1, 1);
-    breaks.stays = true;
-    breaks.page = 0;
-    breaks_begin(&s);
+    fill_equal(&s, 16);
+    breaks_begin(&s, true, 0, 0);
     for (unsigned k = 0; k < CALM; k++) {
         s.e->costs = costs_guess;
         s.e->costs.copy_ns = 3000;
@@ -575,12 +582,9 @@ static void test_breaks_busy(void)
     if (!scene_start(&s, KSM_SCOPE_VM)) {
         return;
     }
-    mem_fill_run(s.m, 100, 100, 1, 1);
-    mem_fill_run(s.m, 3 * N + 100, 100, 1, 1);
+    fill_equal(&s, 100);
     s.m->busy = true;
-    breaks.stays = false;
-    breaks.page = 0;
-    breaks_begin(&s);
+    breaks_begin(&s, false, 0, 0);
     util_passes(s.e, 8);
     breaks_end();
     g_assert(breaks.calls == 0 && breaks.whole > 0);
@@ -588,6 +592,64 @@ static void test_breaks_busy(void)
     s.m->busy = false;
     util_passes(s.e, 130);
     g_assert(s.r->chunk[0].mapped >= 100 - STILL_FEW);
+    all_is_known(&s);
+    scene_end(&s);
+}
+
+static int busy_wake(const UffdRange *range)
+{
+    int ret = prim_real.uffd_wake(range);
+
+    breaks.s->m->busy |= is_moved(range->addr, range->len, 0,
+                                  breaks.s->m->pages);
+    return ret;
+}
+
+/* A device comes when a part has been merged: nothing else is known then. */
+static void test_breaks_device(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    fill_equal(&s, 100);
+    breaks_begin(&s, false, 0, 0);
+    prim.uffd_wake = busy_wake;
+    for (unsigned k = 0; k < 8 && !s.r->merged; k++) {
+        util_passes(s.e, 1);
+    }
+    prim.uffd_wake = prim_real.uffd_wake;
+    breaks_end();
+    g_assert(breaks.calls == 1 && s.r->merged > 0);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        g_assert(s.r->chunk[i].mapped == 0 || !page_is_known(s.r, i * N + 400));
+    }
+    s.m->busy = false;
+    all_is_known(&s);
+    scene_end(&s);
+}
+
+/* Its sample has changed: it is not cold any more. */
+static void test_cold_changed(void)
+{
+    KsmChunk *c;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    s.e->plan.split_min_pages = N;
+    fill_equal(&s, 100);
+    c = &s.r->chunk[0];
+    for (unsigned k = 0; k < CALM && !c->same; k++) {
+        util_passes(s.e, 1);
+    }
+    g_assert(is_loose(&s, 0) && parts_gain(&s.e->plan, c) == N / 4);
+    c->flags &= ~CHUNK_STILL;
+    stir(&s, 0, 100, 1);
+    g_assert(sample_chunk(&s.e->plan.sampler, s.r, 0));
+    g_assert(parts_gain(&s.e->plan, c) == N);
     all_is_known(&s);
     scene_end(&s);
 }
@@ -604,6 +666,7 @@ static void test_breaks_watched(void)
     first = s.fresh - CHUNKS * N;
     all_is_known(&s);
     g_assert(is_huge(&s, 0) && !is_loose(&s, 0));
+    g_assert(parts_gain(&s.e->plan, &s.r->chunk[0]) == 64 / 4);
     hashed = util_stats(s.e).pages_scanned;
     mem_fill_run(s.m, 3 * N + 100, 100, first + 100, 1);
     for (unsigned k = 0; k < CALM && !s.r->chunk[0].mapped; k++) {
@@ -626,12 +689,8 @@ static void test_breaks_changed(void)
     if (!scene_start(&s, KSM_SCOPE_VM)) {
         return;
     }
-    mem_fill_run(s.m, 100, 100, 1, 1);
-    mem_fill_run(s.m, 3 * N + 100, 100, 1, 1);
-    breaks.stays = false;
-    breaks.page = 100;
-    breaks.n = 100;
-    breaks_begin(&s);
+    fill_equal(&s, 100);
+    breaks_begin(&s, false, 100, 100);
     for (unsigned k = 0; k < 8 && !breaks.calls; k++) {
         util_passes(s.e, 1);
     }
@@ -667,23 +726,26 @@ static void test_breaks_zeroes(void)
     if (!scene_start(&s, KSM_SCOPE_VM)) {
         return;
     }
-    mem_fill_run(s.m, 100, 100, 1, 1);
-    mem_fill_run(s.m, 3 * N + 100, 100, 1, 1);
-    for (unsigned i = 0; i < ZEROES_N; i++) {
+    fill_equal(&s, 100);
+    /* with gaps of one page */
+    for (unsigned i = 0; i < 2 * ZEROES_N; i += 2) {
         mem_fill(s.m, ZEROES + i, 0);
     }
-    breaks.stays = false;
-    breaks.page = 0;
-    breaks_begin(&s);
-    util_passes(s.e, 4);
+    breaks_begin(&s, false, 0, 0);
+    for (unsigned k = 0; k < 8 && !s.r->chunk[0].mapped; k++) {
+        util_passes(s.e, 1);
+    }
     breaks_end();
+    /* what was not moved is known */
+    g_assert(breaks.zeroes || page_is_known(s.r, ZEROES + 1));
+    util_passes(s.e, 2);
     g_assert(breaks.zeroes == !kernel_gives_zeroes(&s, 1));
     g_assert(!is_huge(&s, 0));
     g_assert(s.r->chunk[0].mapped >= 100 - STILL_FEW);
     g_assert(s.r->chunk[0].given == ZEROES_N);
     g_assert(util_stats(s.e).merged >= 250 - 2 * STILL_FEW);
     /* whoever writes there is noticed */
-    stir(&s, 0, ZEROES + 10, 5);
+    stir(&s, 0, ZEROES + 10, 10);
     all_is_known(&s);
     g_assert(s.r->chunk[0].given == ZEROES_N - 5);
     scene_end(&s);
@@ -966,6 +1028,8 @@ int main(int argc, char **argv)
                          test_breaks);
     g_test_add_func("/loose/breaks/refused", test_breaks_refused);
     g_test_add_func("/loose/breaks/busy", test_breaks_busy);
+    g_test_add_func("/loose/breaks/device", test_breaks_device);
+    g_test_add_func("/loose/cold/changed", test_cold_changed);
     g_test_add_func("/loose/breaks/watched", test_breaks_watched);
     g_test_add_func("/loose/breaks/changed", test_breaks_changed);
     g_test_add_func("/loose/breaks/zeroes", test_breaks_zeroes);

@@ -47,7 +47,6 @@ bool loose_begin(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (c->same + 1 >= SAME_ENOUGH && r->tracking) {
         /* now, so that nothing is written unseen after it was hashed */
         dirty_fasten(&e->dirty, r, chunk);
-        c->same = SAME_ENOUGH;
     }
     return true;
 }
@@ -94,9 +93,10 @@ void loose_end(KsmEngine *e, KsmRegion *r, size_t chunk, unsigned changed)
 
     if (!is_loose(r, chunk)) {
         if (changed) {
-            c->same = 0;
             dirty_loosen(&e->dirty, r, chunk);
             c->hot = LOOKS_MAX;
+        } else {
+            c->same = SAME_ENOUGH;
         }
         return;
     }
