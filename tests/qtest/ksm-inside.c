@@ -21,7 +21,12 @@ int inside_page_size(void) asm("getpagesize");
 
 static KsmInside *inside;
 
-/* The kernel lets a thread send itself what only the kernel sends. */
+/*
+ * The kernel lets a thread send itself what only the kernel sends.  It tells
+ * the thread that asked for it early (kill_proc() in mm/memory-failure.c),
+ * QEMU's main thread.  Sent to the process it would go to a vCPU, as the main
+ * thread blocks it; and a vCPU that has not handled one error dies of the next.
+ */
 static void error_report_now(uint64_t addr)
 {
     siginfo_t info = {
@@ -31,7 +36,8 @@ static void error_report_now(uint64_t addr)
         .si_addr_lsb = 12,
     };
 
-    if (syscall(SYS_rt_sigqueueinfo, getpid(), SIGBUS, &info)) {
+    if (syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), SIGBUS,
+                &info)) {
         abort();
     }
 }
