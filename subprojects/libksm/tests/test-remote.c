@@ -947,7 +947,7 @@ static void run_block_untold(void)
     /* GROW is answered after the block was given back */
     block_told(p, s, first, 16, 0);
     slot = told(p, s, first, 7);
-    for (unsigned i = 0; i < 100; i++) {
+    for (unsigned i = 0; i <= PATTERN_USES; i++) {
         n = 100;
         store_run(s, slot, &n);
     }

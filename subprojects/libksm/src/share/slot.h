@@ -11,7 +11,11 @@
 #define SLOT_NONE   UINT32_MAX
 #define SLOT_USERS  0x3fffu     /* that a slot can have, at most */
 
-/* Pages that have mapped a pattern, for each of its slots, before it grows. */
-#define PATTERN_USES    32u
+/*
+ * Pages that have mapped a pattern, for each of its slots, before it grows: its
+ * slots take less than one in so many of what it saves, and each doubling costs
+ * some half as many mappings.
+ */
+#define PATTERN_USES    128u
 
 #endif
