@@ -89,7 +89,15 @@ TESTS: tuple[Test, ...] = (
     Test("discard", files=("discard.c",)),
     Test(
         "scan",
-        files=("scan.c", "classify.c", "alike.c", "broken.c", "quiet.c", "dirty.c"),
+        files=(
+            "scan.c",
+            "visit.c",
+            "classify.c",
+            "alike.c",
+            "broken.c",
+            "quiet.c",
+            "dirty.c",
+        ),
     ),
     Test("loose", files=("loose.c", "sample.c", "dirty.c")),
     Test("restore", files=("restore.c", "block.c")),

@@ -1377,25 +1377,26 @@ static void test_broken_behind(void)
 /* Looking is scan time, restoring is merge time. */
 static void test_broken_time(void)
 {
+    uint8_t kinds[CHUNK_PAGES];
     uint64_t scan, merge;
     Scene s;
 
     if (!scene_quiet(&s, 64, 16)) {
         return;
     }
-    memset(s.e->scan.kinds, PM_PRESENT, sizeof(s.e->scan.kinds));
+    memset(kinds, PM_PRESENT, sizeof(kinds));
     s.e->scan.rhythm.check = true;
     s.e->scan.rhythm.looks = 1;
     s.r->chunk[0].calm = 2;
     s.r->chunk[0].restored = 2;
     scan = s.e->total.scan_time;
     merge = s.e->total.merge_time;
-    broken_look(s.e, s.r, 0);
+    broken_look(s.e, s.r, 0, kinds);
     g_assert(s.e->total.scan_time > scan);
     g_assert(s.e->total.merge_time == merge);
     /* time to restore, were the device not busy */
     scan = s.e->total.scan_time;
-    broken_look(s.e, s.r, 0);
+    broken_look(s.e, s.r, 0, kinds);
     g_assert(s.e->total.scan_time > scan);
     g_assert(s.e->total.merge_time > merge);
     g_assert(s.r->chunk[0].restored == 2 && s.r->chunk[0].calm == 4);
@@ -1403,7 +1404,7 @@ static void test_broken_time(void)
     scan = s.e->total.scan_time;
     merge = s.e->total.merge_time;
     s.e->scan.rhythm.check = false;
-    broken_look(s.e, s.r, 0);
+    broken_look(s.e, s.r, 0, kinds);
     g_assert(s.e->total.scan_time == scan && s.e->total.merge_time == merge);
     g_assert(s.r->chunk[0].calm == 4);
     s.m->busy = false;

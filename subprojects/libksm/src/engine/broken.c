@@ -61,7 +61,8 @@ static bool page_look(KsmEngine *e, KsmRegion *r, size_t page, uint64_t hash64)
  * Hashes the pages due for a look.  Those that are as they were are looked at
  * ever less, so that a pass rests only for those that are not.
  */
-static void pages_look(KsmEngine *e, KsmRegion *r, size_t chunk)
+static void pages_look(KsmEngine *e, KsmRegion *r, size_t chunk,
+                       const uint8_t *kinds)
 {
     uint64_t hash[CHUNK_PAGES], cpu = prim.cpu_ns();
     uint16_t which[CHUNK_PAGES];
@@ -71,7 +72,7 @@ static void pages_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     KSM_TSAN_IGNORE_BEGIN();
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
         if (page_state(r, first + i) != PAGE_BROKEN ||
-            !(e->scan.kinds[i] & PM_PRESENT)) {
+            !(kinds[i] & PM_PRESENT)) {
             continue;
         }
         if (r->history[first + i] & 0x0f) {
@@ -178,7 +179,8 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
     return done;
 }
 
-bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
+bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
+                 const uint8_t *kinds)
 {
     KsmChunk *c = &r->chunk[chunk];
     unsigned soonest = (QUIET_LOOKS + 1) * e->scan.rhythm.looks;
@@ -188,7 +190,7 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (!c->broken || !e->scan.rhythm.check) {
         return false;
     }
-    pages_look(e, r, chunk);
+    pages_look(e, r, chunk, kinds);
     c->calm = MIN(c->calm + e->scan.rhythm.looks, 255);
     e->total.scan_time += prim.cpu_ns() - cpu;
     if (!r->ops || !r->ops->busy || e->uffd_wp < 0 ||

@@ -24,9 +24,11 @@
 #include "engine/state.h"
 
 /*
- * Looks at the chunk's broken pages, if it is time; e->scan.kinds is known.
+ * Looks at the chunk's broken pages, if it is time.  @kinds: what their page
+ * tables say.
  * True: some were restored, for the next pass to merge.
  */
-bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk);
+bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
+                 const uint8_t *kinds);
 
 #endif

@@ -8,8 +8,8 @@
  * hash to the same twice before it is any of these.  Where only zeroes count
  * there are no tags.
  *
- * Leaves to others: which pages are hashed, and when (scan.c); what becomes of
- * what is equal (merge/plan.h).
+ * Leaves to others: which pages are hashed (visit.h), and when (scan.h); what
+ * becomes of what is equal (merge/plan.h).
  */
 #ifndef KSM_CLASSIFY_H
 #define KSM_CLASSIFY_H

@@ -6,8 +6,6 @@
 #include <sys/mman.h>
 
 #include "base/prim.h"
-#include "base/tsan.h"
-#include "engine/ages.h"
 #include "engine/broken.h"
 #include "engine/classify.h"
 #include "engine/discard.h"
@@ -17,6 +15,7 @@
 #include "engine/scan.h"
 #include "engine/settle.h"
 #include "engine/tail.h"
+#include "engine/visit.h"
 
 #define IDLE_MIN_NS     UINT64_C(100000000)
 #define IDLE_SOON_NS    UINT64_C(1000000000)
@@ -34,18 +33,7 @@
 #define SKIP_STEP       4096u   /* chunks passed over in one go */
 #define RETRIES_MAX     16u     /* in a pass, of a plan that was refused */
 #define BACKOFF_MAX     6u      /* log2 of passes */
-#define AWAY_MAX        7u      /* ... between looks for swapped-out pages */
 #define BACKOFF_FORK    3u
-
-static bool page_skip(KsmEngine *e, KsmRegion *r, size_t page)
-{
-    if (!e->cfg.smart_scan || !age_passes(r, page)) {
-        return false;
-    }
-    e->total.pages_skipped++;
-    e->scan.again = true;
-    return true;
-}
 
 /* For KsmChunk.failed_in and visited_in; 0: in none. */
 static uint8_t pass_mark(const KsmScan *s)
@@ -111,248 +99,6 @@ void scan_kick(KsmEngine *e)
     e->scan.idle_ns = 0;
     e->scan.settle = store_is_remote(e->content.store) ? SETTLE_REMOTE
                                                        : SETTLE_PASSES;
-}
-
-/* A merged page was written. */
-static void page_broke(KsmEngine *e, KsmRegion *r, size_t page)
-{
-    content_leave(&e->content, r, page, PAGE_BROKEN);
-    r->cow_broken++;
-    e->total.cow_broken++;
-}
-
-/* A page's state, corrected by what the page tables say. */
-static void page_look(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind)
-{
-    bool there = (kind & PM_PRESENT) && !(kind & PM_ZEROPFN);
-
-    switch (page_state(r, page)) {
-    case PAGE_OUTSIDE:
-    case PAGE_BROKEN:
-        break;
-    case PAGE_MERGED:
-        if (kind_is_anonymous(kind)) {
-            page_broke(e, r, page);
-        }
-        break;
-    case PAGE_HOLE:
-    case PAGE_GIVEN:
-        if (there) {
-            page_set(r, page, PAGE_NEW);
-            page_mark(r, page, true);
-        } else if (kind & PM_SWAPPED) {
-            page_set(r, page, PAGE_SWAPPED);
-        }
-        break;
-    case PAGE_SWAPPED:
-        if (there) {
-            page_set(r, page, PAGE_NEW);
-            page_mark(r, page, true);
-        } else if (!(kind & PM_SWAPPED)) {
-            page_set(r, page, PAGE_HOLE);
-        }
-        break;
-    case PAGE_BARRED:
-        /* is something mapped there by its owner? */
-        if (there) {
-            page_set(r, page, PAGE_NEW);
-            page_mark(r, page, true);
-        }
-        break;
-    case PAGE_FREED:
-        chunk_set_lazy(r, page_chunk(r, page),
-                       page_chunk(r, page)->lazy + there);
-        if (there && !(r->state[page] & PAGE_BLIND) &&
-            (r->dirty == KSM_DIRTY_CHECKSUM ||
-             (page_chunk(r, page)->flags & CHUNK_LOOSE))) {
-            page_set(r, page, PAGE_NEW);
-            page_mark(r, page, true);
-        }
-        break;
-    case PAGE_PINNED:
-    case PAGE_BUSY:
-        if (page_chunk(r, page)->wait == 0) {
-            content_leave(&e->content, r, page, PAGE_NEW);
-            page_mark(r, page, r->dirty == KSM_DIRTY_CHECKSUM);
-        }
-        /* fall through */
-    default:
-        if (!there) {
-            content_leave(&e->content, r, page, kind & PM_SWAPPED ? PAGE_SWAPPED
-                                                    : PAGE_HOLE);
-        }
-        break;
-    }
-}
-
-/*
- * Pages that could not be isolated are tried again.  A forked child may look
- * like a pin: the kernel moves only pages known to be ours alone, and finds
- * that out at the next write.  A write fault without a write does it, but only
- * once the child is gone: before, it would copy.  (A page table entry that says
- * so too soon costs that copy.)  Nor while a device writes by a plain
- * reference: the fault would copy, and leave the device the old page.  A later
- * device finds the page by its own write fault.
- *
- * Of a huge page that is mapped in part the kernel asks the first page, which
- * may be gone with the child, and then never moves the others (Linux 6.18).
- * MADV_COLD for a part of it splits it: then each answers for itself.  (Not
- * where memory is locked.)
- */
-static void chunk_unshare(KsmEngine *e, KsmRegion *r, size_t chunk)
-{
-    size_t page = chunk * CHUNK_PAGES;
-    uint64_t entry[CHUNK_PAGES];
-    unsigned n;
-
-    if (r->chunk[chunk].wait || !r->count[PAGE_PINNED] ||
-        kinds_read(&e->kinds, page_addr(r, page), CHUNK_PAGES, entry) < 0) {
-        return;
-    }
-    for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
-        n = 0;
-        while (i + n < CHUNK_PAGES && (entry[i + n] >> ENTRY_EXCLUSIVE & 1) &&
-               page_state(r, page + i + n) == PAGE_PINNED) {
-            n++;
-        }
-        if (n && !region_busy(r, page_addr(r, page + i), n * PAGE_BYTES)) {
-            prim.advise(page_addr(r, page + i), n * PAGE_BYTES,
-                        MADV_POPULATE_WRITE);
-            prim.advise(page_addr(r, page + i), n * PAGE_BYTES, MADV_COLD);
-        }
-    }
-}
-
-/* Reads the chunk's page tables into scan.kinds; false: cannot be had. */
-static bool chunk_kinds(KsmEngine *e, KsmRegion *r, size_t chunk)
-{
-    size_t first = chunk * CHUNK_PAGES;
-    unsigned lo = 0, n = CHUNK_PAGES;
-
-    while (lo < CHUNK_PAGES && page_state(r, first + lo) == PAGE_OUTSIDE) {
-        lo++;
-    }
-    while (n > lo && page_state(r, first + n - 1) == PAGE_OUTSIDE) {
-        n--;
-    }
-    memset(e->scan.kinds, 0, CHUNK_PAGES);
-    return kinds_ask(&e->kinds, page_addr(r, first + lo), n - lo,
-                     r->chunk[chunk].mapped ? KINDS_ALL : KINDS_FAST,
-                     e->scan.kinds + lo) == 0;
-}
-
-/*
- * A page that migrates (compaction, NUMA balancing) looks swapped out for a
- * moment, and one that a read has swapped in is in no log: these are looked for
- * again, ever less often.
- */
-static void chunk_away(KsmEngine *e, KsmChunk *c, bool some, bool changed)
-{
-    G_STATIC_ASSERT(1u << AWAY_MAX <= UINT8_MAX);
-
-    e->scan.again |= changed;
-    if (!some) {
-        c->away = c->away_wait = 0;
-        return;
-    }
-    c->away = changed ? 0 : MIN(c->away + 1, AWAY_MAX);
-    c->away_wait = 1u << c->away;
-}
-
-/* False: the chunk's page tables cannot be had. */
-static bool chunk_look(KsmEngine *e, KsmRegion *r, size_t chunk)
-{
-    KsmChunk *c = &r->chunk[chunk];
-    size_t first = chunk * CHUNK_PAGES;
-    uint64_t swapped = r->count[PAGE_SWAPPED];
-    uint8_t all = 0;
-
-    chunk_unshare(e, r, chunk);
-    if (!chunk_kinds(e, r, chunk)) {
-        return false;
-    }
-    chunk_set_lazy(r, c, 0);
-    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        all |= e->scan.kinds[i];
-        if (e->scan.kinds[i] || (c->flags & CHUNK_LIVE)) {
-            page_look(e, r, first + i, e->scan.kinds[i]);
-        }
-    }
-    chunk_away(e, c, all & PM_SWAPPED, r->count[PAGE_SWAPPED] != swapped);
-    tail_look(e, r, chunk);
-    c->flags &= ~(CHUNK_HUGE | CHUNK_CHECK);
-    if ((all & PM_HUGE) && !(all & PM_ZEROPFN)) {
-        c->flags |= CHUNK_HUGE;
-    }
-    if ((c->flags & (CHUNK_LOOSE | CHUNK_HUGE)) == CHUNK_LOOSE) {
-        loose_split(e, r, chunk);
-    }
-    if ((all & (PM_PRESENT | PM_SWAPPED)) && !(c->flags & CHUNK_ARMED)) {
-        dirty_arm(&e->dirty, r, chunk);
-    }
-    e->scan.empty = !all;
-    e->scan.hash_all = loose_begin(e, r, chunk);
-    return true;
-}
-
-/* Is the page to be hashed now? */
-static bool page_wanted(KsmEngine *e, KsmRegion *r, size_t page)
-{
-    PageState s = page_state(r, page);
-    bool known = page_is_known(r, page);
-
-    if (e->scan.hash_all || (page_chunk(r, page)->flags & CHUNK_LOOSE)) {
-        return s == PAGE_NEW || (e->scan.hash_all && known);
-    }
-    if (r->dirty != KSM_DIRTY_CHECKSUM) {
-        return s == PAGE_NEW && !(r->state[page] & PAGE_WRITTEN) &&
-               !page_skip(e, r, page);
-    }
-    return (s == PAGE_NEW || known) && !page_skip(e, r, page);
-}
-
-static uint64_t zero_or_not(KsmEngine *e, const char *page)
-{
-    return bytes_are_zero(page, PAGE_BYTES) ? e->hasher.zero
-                                            : ~e->hasher.zero;
-}
-
-/* Hashes the wanted pages; returns how many.  *@changed: that were known. */
-static unsigned chunk_hash(KsmEngine *e, KsmRegion *r, size_t chunk,
-                           unsigned *changed)
-{
-    uint64_t hash[CHUNK_PAGES];
-    uint16_t which[CHUNK_PAGES];
-    size_t first = chunk * CHUNK_PAGES;
-    unsigned n = 0;
-
-    *changed = 0;
-    KSM_TSAN_IGNORE_BEGIN();
-    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        const char *page = page_addr(r, first + i);
-        uint8_t kind = e->scan.kinds[i];
-
-        if (!(kind & PM_PRESENT) || (kind & PM_ZEROPFN) ||
-            !page_wanted(e, r, first + i)) {
-            continue;
-        }
-        if (i + 1 < CHUNK_PAGES && e->scan.kinds[i + 1] & PM_PRESENT) {
-            page_prefetch(page + PAGE_BYTES);
-        }
-        hash[n] = engine_zero_only(e) ? zero_or_not(e, page)
-                                      : hash_page(&e->hasher, page);
-        index_prefetch(&e->content.index, content_tag(r, hash[n]));
-        which[n++] = i;
-    }
-    KSM_TSAN_IGNORE_END();
-    for (unsigned i = 0; i < n; i++) {
-        *changed += loose_changed(e, r, first + which[i], hash[i]);
-    }
-    for (unsigned i = 0; i < n; i++) {
-        classify_page(e, r, first + which[i], hash[i]);
-    }
-    e->total.pages_scanned += n;
-    return n;
 }
 
 /* What the plan has made possible elsewhere. */
@@ -495,45 +241,19 @@ static bool is_starved(KsmEngine *e)
 static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
-    uint64_t cpu = prim.cpu_ns(), looked;
-    unsigned hashed, changed, fresh;
-    bool seen, again, restored;
+    KsmVisit *v = &e->scan.visit;
+    bool restored;
 
     if (is_starved(e)) {
         e->scan.again = e->scan.skipped = true;
         r->looked = false;
         return;
     }
-    c->flags &= ~CHUNK_VISIT;
-    /* the first looks are done once; others may go on for ever */
-    again = loose_goes_on(c);
-    seen = chunk_look(e, r, chunk);
-    if (!seen) {
-        c->flags |= CHUNK_VISIT;
-        e->scan.again = true;
-        r->looked = false;
+    if (!visit_chunk(e, v, r, chunk)) {
         return;
     }
-    looked = prim.cpu_ns();
-    again &= e->scan.hash_all;
-    fresh = c->fresh;
-    hashed = chunk_hash(e, r, chunk, &changed);
-    if (c->fresh < fresh) {
-        loose_hashed(r, chunk);
-    }
-    e->scan.hash_time += again ? 0 : prim.cpu_ns() - looked;
-    e->scan.active |= hashed && !again && r->dirty != KSM_DIRTY_CHECKSUM;
-    if (e->scan.hash_all) {
-        loose_end(e, r, chunk, changed);
-    }
-    if (r->dirty != KSM_DIRTY_CHECKSUM &&
-        (c->fresh > c->written || (c->fresh && (c->flags & CHUNK_LOOSE)))) {
-        c->flags |= CHUNK_VISIT;    /* some were skipped */
-    }
-    c->flags |= CHUNK_SEEN;
-    e->total.scan_time += prim.cpu_ns() - cpu;
-    restored = broken_look(e, r, chunk);
-    if (e->scan.empty && !c->held) {
+    restored = broken_look(e, r, chunk, v->kinds);
+    if (v->empty && !c->held) {
         chunk_forget(r, chunk);
     } else if (restored) {
         /* the next pass merges that, and whatever was refused here before */
@@ -554,15 +274,16 @@ static void chunk_account(KsmEngine *e, KsmRegion *r, size_t chunk)
     uint64_t cpu = prim.cpu_ns(), broken = r->cow_broken;
     uint64_t swapped = r->count[PAGE_SWAPPED];
     size_t page = chunk * CHUNK_PAGES;
+    KsmVisit *v = &e->scan.visit;
 
     tail_rest(e, r, chunk);
-    if (chunk_kinds(e, r, chunk)) {
+    if (visit_ask(e, v, r, chunk)) {
         tail_look(e, r, chunk);
         for (unsigned i = 0; i < CHUNK_PAGES; i++, page++) {
             PageState s = page_state(r, page);
 
             if (s == PAGE_MERGED || s == PAGE_GIVEN) {
-                page_look(e, r, page, e->scan.kinds[i]);
+                visit_page(e, r, page, v->kinds[i]);
             }
         }
     }

@@ -32,6 +32,16 @@ typedef enum ScanPhase {
     PHASE_REST,         /* visit the others */
 } ScanPhase;
 
+/* A chunk that is looked at: visit.h. */
+typedef struct KsmVisit {
+    uint8_t kinds[CHUNK_PAGES];     /* PM_* */
+    bool empty;             /* nothing is populated */
+    bool hash_all;          /* all is to be hashed: loose.h */
+    unsigned n;             /* pages that are hashed */
+    uint16_t which[CHUNK_PAGES];
+    uint64_t hash[CHUNK_PAGES];
+} KsmVisit;
+
 #define RIPE_MAX 256
 
 typedef struct KsmScan {
@@ -56,11 +66,9 @@ typedef struct KsmScan {
     bool again;             /* something was left for a pass soon */
     bool skipped;           /* ... for the store took no more questions */
     bool in_vain;           /* ... and, too slow a one, was hashed for nothing */
-    bool empty;             /* nothing is populated in the chunk looked at */
-    bool hash_all;          /* ... of which all is to be hashed: loose.h */
     unsigned settle;        /* passes until the engine may count as idle */
     size_t crowd;           /* entries of the index: alike.h */
-    uint8_t kinds[CHUNK_PAGES]; /* PM_* of the chunk being visited */
+    KsmVisit visit;
 } KsmScan;
 
 typedef enum FollowPhase {
