@@ -191,6 +191,11 @@ bool bench_scanned(const KsmStats *stats, void *opaque)
     return stats->full_scans >= *(uint64_t *)opaque;
 }
 
+bool bench_hashed(const KsmStats *stats, void *opaque)
+{
+    return stats->pages_scanned >= *(uint64_t *)opaque;
+}
+
 /* The number after "@name " in a file of "name number" lines. */
 static bool read_named(const char *file, const char *name, uint64_t *value)
 {

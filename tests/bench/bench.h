@@ -84,6 +84,8 @@ bool bench_rush_until(KsmEngine *engine, BenchDone *done, void *opaque,
 bool bench_saved(const KsmStats *stats, void *opaque);
 /* A BenchDone: *(uint64_t *)opaque full_scans. */
 bool bench_scanned(const KsmStats *stats, void *opaque);
+/* ... that hashed so many pages. */
+bool bench_hashed(const KsmStats *stats, void *opaque);
 
 /*
  * Pages of this process merged by ksmd, with first copies; dies where the

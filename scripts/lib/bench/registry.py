@@ -35,6 +35,7 @@ BENCHES: dict[str, Callable[[Session], Metrics]] = {
     "group": workers.group,
     "scale": workers.scale,
     "churn": workers.churn,
+    "threads": workers.threads,
     "ask": ask.ask,
     "guests": guests.guests,
     "guest-stall": guests.guest_stall,

@@ -225,6 +225,20 @@ LAYOUTS: dict[str, list[Layout]] = {
             ],
         ),
     ],
+    "threads": [
+        Layout(
+            "two engines in",
+            {"threads": "one process", "processes": "two processes"},
+            [
+                Column("merging\nMiB/s", "{}_merge_mbps"),
+                Column("one engine\nMiB/s", "one_merge_mbps"),
+                Column("ratio", "{}_merge_ratio"),
+                Column("scanning\nMiB/s", "{}_scan_mbps"),
+                Column("one engine\nMiB/s", "one_scan_mbps"),
+                Column("ratio", "{}_scan_ratio"),
+            ],
+        ),
+    ],
     "scale": [
         Layout(
             "GiB, source",

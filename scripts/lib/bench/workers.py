@@ -7,6 +7,7 @@ better.  Leaves to others: running workers, rights (harness.py).
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.guests import make_images
@@ -291,6 +292,34 @@ def churn(s: Session) -> Metrics:
     out = s.worker("churn", **sizes)
     for name in ("saved_mib", "maps", "metadata_mib", "pss_mib"):
         out[f"{name}_old_by_new"] = out[f"old_{name}"] / out[f"new_{name}"]
+    return out
+
+
+def threads(s: Session) -> Metrics:
+    """What two threads could bring: two engines in one process, and in two."""
+    mib, repeats = (64, 1) if s.quick else (512, 5)
+    out: Metrics = {}
+    for case in ("merge", "scan"):
+        args = {"case": case, "mib": mib}
+        rates: dict[str, list[Metrics]] = {"one": [], "threads": [], "processes": []}
+        for _ in range(repeats):
+            rates["one"].append(s.worker("threads", engines=1, **args))
+            rates["threads"].append(s.worker("threads", engines=2, **args))
+            with ThreadPoolExecutor(2) as pool:
+                both = [
+                    pool.submit(s.worker, "threads", engines=1, **args)
+                    for _ in range(2)
+                ]
+            rates["processes"].append({"mbps": sum(f.result()["mbps"] for f in both)})
+        for name, found in rates.items():
+            out[f"{name}_{case}_mbps"] = medians(found)["mbps"]
+        for name in ("threads", "processes"):
+            divide(
+                out,
+                f"{name}_{case}_ratio",
+                out[f"{name}_{case}_mbps"],
+                out[f"one_{case}_mbps"],
+            )
     return out
 
 
