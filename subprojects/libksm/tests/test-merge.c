@@ -4,10 +4,13 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "base/prim.h"
+#include "merge/mapping.h"
 #include "rooms.h"
 #include "still.h"
 #include "share/pool.h"
@@ -323,6 +326,192 @@ static void test_huge_back(void)
     rooms_remove(&p.f, r);
     mem_free(m);
     pair_close(&p);
+}
+
+/* What was told of a region's memory: ranges in pages, "3-9 ". */
+static struct {
+    const Mem *m;
+    const KsmUrgent *urgent;
+    unsigned calls;
+    GString *text;
+} told;
+
+static void tell(const void *addr, size_t len)
+{
+    size_t page = ((const char *)addr - told.m->addr) / PAGE_BYTES;
+
+    told.calls++;
+    g_string_append_printf(told.text, "%zu-%zu ", page,
+                           page + len / PAGE_BYTES);
+}
+
+static int advise_told(void *addr, size_t len, int advice)
+{
+    char *at = addr;
+
+    if (advice == MADV_DONTFORK && at >= told.m->addr &&
+        at < told.m->addr + told.m->pages * PAGE_BYTES) {
+        /* nobody waits for this */
+        g_assert(!told.urgent->raised);
+        tell(addr, len);
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+static void mapped_told(void *opaque, void *addr, size_t len)
+{
+    g_assert(!told.urgent || !told.urgent->raised);
+    told.calls++;
+}
+
+/* How much of it is kept from children, as /proc tells. */
+static size_t home_bytes(const Mem *m)
+{
+    FILE *smaps = fopen("/proc/self/smaps", "r");
+    g_autofree char *line = NULL;
+    size_t len = 0, bytes = 0;
+    uintptr_t from = 0, to = 0, a, b;
+
+    while (getline(&line, &len, smaps) >= 0) {
+        if (g_str_has_prefix(line, "VmFlags:")) {
+            uintptr_t at = MAX(from, (uintptr_t)m->addr);
+            uintptr_t end = MIN(to, (uintptr_t)m->addr +
+                                m->pages * PAGE_BYTES);
+
+            bytes += at < end && strstr(line, " dc") ? end - at : 0;
+        } else if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR, &a, &b) == 2) {
+            from = a;
+            to = b;
+        }
+    }
+    fclose(smaps);
+    return bytes;
+}
+
+/* Is one page kept from children? */
+static bool is_home(const char *page)
+{
+    Mem m = { .addr = (char *)page, .pages = 1 };
+
+    return home_bytes(&m) == PAGE_BYTES;
+}
+
+/* The owner maps something else over a page that stays, amid those merged. */
+static const Mem *over;
+
+static void *map_over(void *addr, size_t len, int prot, int flags, int fd,
+                      off_t offset)
+{
+    const Mem *m = over;
+
+    if (m && fd >= 0 && addr == m->addr + 512 * PAGE_BYTES) {
+        over = NULL;
+        g_assert(mmap(m->addr + 514 * PAGE_BYTES, PAGE_BYTES,
+                      PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) !=
+                 MAP_FAILED);
+    }
+    return prim_real.map(addr, len, prot, flags, fd, offset);
+}
+
+static void warning_seen(const char *domain, GLogLevelFlags level,
+                         const char *message, gpointer data)
+{
+    g_assert(strstr(message, "their owner"));
+    ++*(unsigned *)data;
+}
+
+/* That mapping is not ours to change. */
+static void test_attributes_over(void)
+{
+    unsigned warnings = 0;
+    GLogLevelFlags fatal;
+    KsmRegion *r;
+    GLogFunc was;
+    Rooms f;
+    Mem *m;
+
+    if (!rooms_open(&f, KSM_DIRTY_PAGEMAP, ROOMS_SHARING)) {
+        return;
+    }
+    fatal = g_log_set_always_fatal(G_LOG_LEVEL_ERROR | G_LOG_LEVEL_CRITICAL);
+    was = g_log_set_default_handler(warning_seen, &warnings);
+    m = mem_new(1024, 0, MEM_SMALL);
+    g_assert(madvise(m->addr, m->pages * PAGE_BYTES, MADV_DONTFORK) == 0);
+    mem_fill_run(m, 0, 1024, 1, 1);
+    mem_fill_run(m, 512, 2, 100, 1);
+    mem_fill_run(m, 516, 100, 200, 1);
+    r = rooms_add(&f, m, NULL);
+    over = m;
+    prim.map = map_over;
+    rooms_passes(&f, 6);
+    prim.map = prim_real.map;
+    g_log_set_default_handler(was, NULL);
+    g_log_set_always_fatal(fatal);
+    g_assert(warnings == 1);
+    g_assert(!over && page_state(r, 512) == PAGE_MERGED &&
+             page_state(r, 516) == PAGE_MERGED);
+    g_assert(is_home(m->addr + 512 * PAGE_BYTES));
+    g_assert(!is_home(m->addr + 514 * PAGE_BYTES));
+    g_assert(is_home(m->addr + 516 * PAGE_BYTES));
+    mem_gone(m, 514, 1);
+    mem_check(m);
+    rooms_remove(&f, r);
+    rooms_close(&f);
+    mem_free(m);
+}
+
+/* Each page merged is kept from children, by a call or two for all of them. */
+static void test_attributes(void)
+{
+    static const KsmRegionOps ops = { .mapped = mapped_told };
+    bool mapped[20] = { false };
+    KsmRegion *r;
+    Rooms f;
+    Mem *m;
+
+    if (!rooms_open(&f, KSM_DIRTY_PAGEMAP, ROOMS_SHARING)) {
+        return;
+    }
+    m = mem_new(1024, 0, MEM_SMALL);
+    g_assert(madvise(m->addr, m->pages * PAGE_BYTES, MADV_DONTFORK) == 0);
+    mem_fill_run(m, 0, 1024, 1, 1);
+    for (unsigned i = 0; i < 400; i += 4) {
+        /* mappings of a page, and pages between that stay */
+        mem_fill(m, 512 + i, i + 1);
+        mem_fill(m, 513 + i, i + 3);
+    }
+    r = rooms_add(&f, m, &ops);
+    told.m = m;
+    told.urgent = &f.urgent;
+    told.text = g_string_new(NULL);
+    told.calls = 0;
+    prim.advise = advise_told;
+    rooms_passes(&f, 6);
+    g_assert(rooms_sharing(&f) >= 200 - STILL_FEW);
+    g_assert(r->runs >= 150);
+    g_assert(told.calls <= 2 * f.merge.isolations);
+    g_assert(home_bytes(m) == m->pages * PAGE_BYTES);
+    mem_check(m);
+    /* those between are left alone: asked to, or where ksmd has everything */
+    mapped[3] = mapped[4] = mapped[5] = mapped[9] = mapped[19] = true;
+    for (unsigned i = 0; i < 3; i++) {
+        g_string_truncate(told.text, 0);
+        r->merge_any = i == 2;
+        mapping_attributes(r, m->addr, mapped, G_N_ELEMENTS(mapped), i == 1);
+        g_assert_cmpstr(told.text->str, ==, i ? "3-6 9-10 19-20 " : "3-20 ");
+    }
+    r->merge_any = false;
+    memset(mapped, false, sizeof(mapped));
+    g_string_truncate(told.text, 0);
+    mapping_attributes(r, m->addr, mapped, G_N_ELEMENTS(mapped), false);
+    g_assert_cmpstr(told.text->str, ==, "");
+    prim.advise = prim_real.advise;
+    told.urgent = NULL;
+    g_string_free(told.text, true);
+    rooms_remove(&f, r);
+    rooms_close(&f);
+    mem_free(m);
 }
 
 /* A huge page is not broken for less than split_min_pages. */
@@ -857,6 +1046,8 @@ int main(int argc, char **argv)
     g_test_add_func("/merge/tracked", test_tracked);
     g_test_add_func("/merge/hole", test_hole);
     g_test_add_func("/merge/given-among", test_given_among);
+    g_test_add_func("/merge/attributes", test_attributes);
+    g_test_add_func("/merge/attributes/over", test_attributes_over);
     g_test_add_func("/merge/doubt", test_doubt);
     g_test_add_func("/merge/busy", test_busy);
     g_test_add_func("/merge/wp-kept", test_wp_kept);

@@ -28,9 +28,33 @@ bool mapping_make(KsmStore *store, KsmVmas *vmas, KsmRegion *r, char *addr,
         }
         prim.pause(tries++ > 8 ? 1000 : 0);
     }
-    attr_give(r, addr, len, ATTR_SHARED);
     vmas_made(vmas, 2);
     return true;
+}
+
+void mapping_attributes(KsmRegion *r, char *addr, const bool *mapped,
+                        unsigned n, bool apart)
+{
+    unsigned first = n, last = 0, k;
+
+    for (unsigned i = 0; i < n; i += k) {
+        k = 1;
+        if (!mapped[i]) {
+            continue;
+        }
+        while (i + k < n && mapped[i + k]) {
+            k++;
+        }
+        if (apart || r->merge_any) {
+            attr_give(r, addr + i * PAGE_BYTES, k * PAGE_BYTES, ATTR_SHARED);
+        }
+        first = MIN(first, i);
+        last = i + k;
+    }
+    if (first < last && !apart && !r->merge_any) {
+        attr_give(r, addr + first * PAGE_BYTES, (last - first) * PAGE_BYTES,
+                  ATTR_SHARED);
+    }
 }
 
 /*

@@ -346,6 +346,18 @@ static void span_replace(KsmMerge *m, Span *s)
     }
 }
 
+/* Somebody else's mapping may have come between: that is left alone. */
+static void span_attributes(const KsmMerge *m, const Span *s)
+{
+    bool mapped[CHUNK_PAGES], apart = false;
+
+    for (unsigned i = 0; i < s->iso.n; i++) {
+        mapped[i] = s->act[i] == ACT_MAP;
+        apart |= s->act[i] == ACT_DISPLACED;
+    }
+    mapping_attributes(m->plan->region, s->iso.home, mapped, s->iso.n, apart);
+}
+
 /* The page tables of mapped runs: ours, then others', by the op. */
 static void span_prefault(Span *s)
 {
@@ -498,6 +510,7 @@ static unsigned span_merge(KsmMerge *m, Span *s)
         stalls_add(&m->stalls, s->iso.spent.stall_ns);
         m->isolations++;
         acts_follow(s);
+        span_attributes(m, s);
         span_prefault(s);
         if (s->iso.untracked) {
             span_track(m, s);

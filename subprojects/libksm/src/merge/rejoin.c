@@ -173,6 +173,9 @@ static unsigned replace(KsmRejoin *j, Rejoining *g)
         block_lift(&b, addr_of(g, 0), len);
     }
     block_end(&b);
+    if (runs) {
+        mapping_attributes(g->r, addr_of(g, 0), g->fits, g->n, false);
+    }
     return runs;
 }
 
