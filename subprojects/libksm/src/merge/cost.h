@@ -38,7 +38,7 @@ typedef struct KsmCosts {
 /* CPU time that one span took. */
 typedef struct KsmSpent {
     unsigned n;             /* pages */
-    uint64_t stall_ns;      /* from isolation to wake, by the clock */
+    uint64_t stall_ns;      /* from registering to the wake, by the clock */
     uint64_t cpu_ns;        /* ... by CPU */
     uint64_t isolate_ns;    /* to register, move out and wake */
     uint64_t move_ns;       /* to move out; 0: not measured */

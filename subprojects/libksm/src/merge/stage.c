@@ -338,6 +338,8 @@ static bool take_out(KsmStage *g, Isolation *s)
     if (!span_register(g, s)) {
         return false;
     }
+    /* nobody has waited for us while that waited for the address space's lock */
+    s->began_ns = prim.now_ns();
     leave_swapped(g, s);
     t = prim.cpu_ns();
     moved = isolate_move(g, s);
@@ -410,12 +412,16 @@ void stage_release(KsmStage *g, Isolation *s)
     uint64_t t = prim.cpu_ns(), end;
 
     if (s->registered) {
+        /* all pages are there: only who waits at a hole needs what follows */
+        prim.uffd_wake(&range);
+    }
+    s->spent.stall_ns = prim.now_ns() - s->began_ns;
+    if (s->registered) {
         range_release(&range);
     }
     end = prim.cpu_ns();
     s->spent.isolate_ns += end - t;
     s->spent.cpu_ns = end - s->began_cpu;
-    s->spent.stall_ns = prim.now_ns() - s->began_ns;
     urgent_end(g->urgent);
     span_empty(g, s);
     lost_tell(&g->poisoned, "were lost: the memory they were in failed "
