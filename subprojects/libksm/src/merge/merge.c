@@ -562,12 +562,15 @@ static void rest_note(KsmMerge *m, const uint8_t *kinds)
  */
 static uint64_t huge_break(KsmMerge *m, char *at)
 {
-    uint64_t t = prim.now_ns();
+    uint64_t t;
 
     urgent_begin(m->stage->urgent);
+    t = prim.now_ns();
     prim.advise(at, PAGE_BYTES, MADV_COLD);
+    t = prim.now_ns() - t;
+    /* whose turn it was meanwhile comes now, and nobody waits for us */
     urgent_end(m->stage->urgent);
-    return prim.now_ns() - t;
+    return t;
 }
 
 /* It cannot be broken: it is moved whole, if that pays. */
