@@ -234,9 +234,9 @@ typedef struct KsmRegionOps {
      */
     void (*prefault)(void *opaque, void *addr, size_t len);
     /*
-     * The engine mapped the range anew and gave it the attributes (DONTFORK,
-     * DONTDUMP, NUMA policy) that the region had when it was added, as far as
-     * /proc tells them: for the owner to apply what it has changed since.
+     * The engine mapped the range anew, or parts of it, and gave it the attributes
+     * (DONTFORK, DONTDUMP, NUMA policy) that the region had when it was added, as
+     * far as /proc tells them: for the owner to apply what it has changed since.
      * Called by whichever thread is in the engine.
      */
     void (*mapped)(void *opaque, void *addr, size_t len);

@@ -722,6 +722,17 @@ static void block_grow(Group *g, KsmPattern *t, unsigned want)
     g->changes += t->filled != had;     /* shares are of slots */
 }
 
+/*
+ * No member sees how often all of them map a block, and has it grow in time
+ * (PATTERN_USES): but so often it was mapped when it is full.
+ */
+static unsigned replica_length(const Group *g, const KsmPattern *full)
+{
+    bool used = g->config.max_holds * HOLD_USERS >= PATTERN_USES;
+
+    return used ? MIN(2 * full->filled, WIRE_BLOCK_MAX) : 0;
+}
+
 int group_repeat(Group *g, GroupMember *m, const GroupOffer *o, unsigned want,
                  uint32_t *slot)
 {
@@ -744,6 +755,7 @@ int group_repeat(Group *g, GroupMember *m, const GroupOffer *o, unsigned want,
         *slot = old;
         return 0;
     }
+    want = t ? MAX(want, replica_length(g, t)) : want;
     t = block_new(g, m, g->copy, j.hash[0], slot);
     if (!t) {
         count_refused(g, *slot, 1);

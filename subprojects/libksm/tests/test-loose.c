@@ -551,6 +551,47 @@ static void test_breaks(gconstpointer data)
     }
 }
 
+/* Others have their turn while the thread's priority changes. */
+static uint64_t turns_ns;
+
+static int sched_set_late(int policy)
+{
+    turns_ns += 1000000000;
+    return prim_real.sched_set(policy);
+}
+
+static uint64_t now_late(void)
+{
+    return prim_real.now_ns() + turns_ns;
+}
+
+/* Breaking takes as long as the call; whose turn comes then waits for nothing. */
+static void test_breaks_time(void)
+{
+    uint64_t turns;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM)) {
+        return;
+    }
+    fill_equal(&s, 100);
+    breaks_begin(&s, false, 0, 0);
+    turns = turns_ns;
+    prim.sched_set = sched_set_late;
+    prim.now_ns = now_late;
+    for (unsigned k = 0; k < 8 && breaks.calls < 2; k++) {
+        s.e->costs = costs_guess;
+        util_passes(s.e, 1);
+    }
+    breaks_end();
+    prim.sched_set = prim_real.sched_set;
+    g_assert(breaks.calls >= 2 && turns_ns > turns);
+    g_assert(util_stats(s.e).stall_count > util_stats(s.e).isolations);
+    g_assert(util_stats(s.e).stall_max < 500000000);
+    scene_end(&s);
+    prim.now_ns = prim_real.now_ns;
+}
+
 /* It cannot be broken, and whole it would cost too much. */
 static void test_breaks_refused(void)
 {
@@ -1026,6 +1067,7 @@ int main(int argc, char **argv)
                          test_breaks);
     g_test_add_data_func("/loose/breaks/whole", GINT_TO_POINTER(true),
                          test_breaks);
+    g_test_add_func("/loose/breaks/time", test_breaks_time);
     g_test_add_func("/loose/breaks/refused", test_breaks_refused);
     g_test_add_func("/loose/breaks/busy", test_breaks_busy);
     g_test_add_func("/loose/breaks/device", test_breaks_device);

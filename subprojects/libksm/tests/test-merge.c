@@ -331,9 +331,11 @@ static void test_huge_back(void)
 /* What was told of a region's memory: ranges in pages, "3-9 ". */
 static struct {
     const Mem *m;
-    const KsmUrgent *urgent;
-    unsigned calls;
+    bool away;              /* pages are */
+    unsigned calls, moves;
     GString *text;
+    bool owner[1024];       /* was told of the page */
+    bool policy[1024];      /* it has the NUMA policy */
 } told;
 
 static void tell(const void *addr, size_t len)
@@ -352,7 +354,7 @@ static int advise_told(void *addr, size_t len, int advice)
     if (advice == MADV_DONTFORK && at >= told.m->addr &&
         at < told.m->addr + told.m->pages * PAGE_BYTES) {
         /* nobody waits for this */
-        g_assert(!told.urgent->raised);
+        g_assert(!told.away);
         tell(addr, len);
     }
     return prim_real.advise(addr, len, advice);
@@ -360,8 +362,35 @@ static int advise_told(void *addr, size_t len, int advice)
 
 static void mapped_told(void *opaque, void *addr, size_t len)
 {
-    g_assert(!told.urgent || !told.urgent->raised);
+    size_t page = ((char *)addr - told.m->addr) / PAGE_BYTES;
+
+    g_assert(!told.away);
     told.calls++;
+    memset(told.owner + page, true, len / PAGE_BYTES);
+}
+
+/* Who writes to the page next has a copy by that: it has it before. */
+static int policy_told(void *addr, size_t len, int mode,
+                       const unsigned long *mask, size_t bits)
+{
+    size_t page = ((char *)addr - told.m->addr) / PAGE_BYTES;
+
+    g_assert(told.away && mode == 1);
+    memset(told.policy + page, true, len / PAGE_BYTES);
+    return 0;
+}
+
+static int move_told(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    told.moves += !told.away;
+    told.away = true;
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+static int unregister_told(const UffdRange *range)
+{
+    told.away = false;
+    return prim_real.uffd_unregister(range);
 }
 
 /* How much of it is kept from children, as /proc tells. */
@@ -461,11 +490,64 @@ static void test_attributes_over(void)
     mem_free(m);
 }
 
+static void attributes(KsmRegion *r, const bool *mapped, const bool *kept,
+                       const char *ranges)
+{
+    g_string_truncate(told.text, 0);
+    mapping_attributes(r, told.m->addr, mapped, kept, 20);
+    g_assert(!strcmp(told.text->str, ranges));
+}
+
+/* Unregistering waits for others, by the clock. */
+static uint64_t others_ns;
+
+static uint64_t now_others(void)
+{
+    return prim_real.now_ns() + others_ns;
+}
+
+static int unregister_others(const UffdRange *range)
+{
+    others_ns += UINT64_C(10000000000);
+    return prim_real.uffd_unregister(range);
+}
+
+/* Who touches zeroes that were given back waits for that, others do not. */
+static void test_wake_zeroes(void)
+{
+    for (unsigned zeroes = 0; zeroes < 2; zeroes++) {
+        uint64_t longest;
+        KsmRegion *r;
+        Rooms f;
+        Mem *m;
+
+        if (!rooms_open(&f, KSM_DIRTY_PAGEMAP, ROOMS_SHARING)) {
+            return;
+        }
+        m = mem_new(1024, 0, MEM_SMALL);
+        mem_fill_run(m, 0, 512, zeroes ? 0 : 1, !zeroes);
+        mem_fill_run(m, 512, 512, zeroes ? 0 : 1, !zeroes);
+        r = rooms_add(&f, m, NULL);
+        prim.now_ns = now_others;
+        prim.uffd_unregister = unregister_others;
+        rooms_passes(&f, 4);
+        prim.uffd_unregister = prim_real.uffd_unregister;
+        longest = f.merge.stalls.max;
+        g_assert(f.merged > 400);
+        g_assert((longest >= UINT64_C(10000000000)) == zeroes);
+        prim.now_ns = prim_real.now_ns;
+        mem_check(m);
+        rooms_remove(&f, r);
+        rooms_close(&f);
+        mem_free(m);
+    }
+}
+
 /* Each page merged is kept from children, by a call or two for all of them. */
 static void test_attributes(void)
 {
     static const KsmRegionOps ops = { .mapped = mapped_told };
-    bool mapped[20] = { false };
+    bool mapped[20] = { false }, kept[20];
     KsmRegion *r;
     Rooms f;
     Mem *m;
@@ -483,31 +565,45 @@ static void test_attributes(void)
     }
     r = rooms_add(&f, m, &ops);
     told.m = m;
-    told.urgent = &f.urgent;
     told.text = g_string_new(NULL);
     told.calls = 0;
     prim.advise = advise_told;
+    prim.uffd_move = move_told;
+    prim.uffd_unregister = unregister_told;
+    prim.policy_set = policy_told;
+    r->policy = 1;
     rooms_passes(&f, 6);
+    r->policy = -1;
+    prim.policy_set = prim_real.policy_set;
+    prim.uffd_move = prim_real.uffd_move;
+    prim.uffd_unregister = prim_real.uffd_unregister;
     g_assert(rooms_sharing(&f) >= 200 - STILL_FEW);
     g_assert(r->runs >= 150);
-    g_assert(told.calls <= 2 * f.merge.isolations);
+    g_assert(told.moves && told.calls <= 2 * f.merge.isolations);
+    for (unsigned i = 0; i < m->pages; i++) {
+        g_assert(page_state(r, i) != PAGE_MERGED ||
+                 (told.owner[i] && told.policy[i]));
+    }
     g_assert(home_bytes(m) == m->pages * PAGE_BYTES);
     mem_check(m);
-    /* those between are left alone: asked to, or where ksmd has everything */
     mapped[3] = mapped[4] = mapped[5] = mapped[9] = mapped[19] = true;
-    for (unsigned i = 0; i < 3; i++) {
-        g_string_truncate(told.text, 0);
-        r->merge_any = i == 2;
-        mapping_attributes(r, m->addr, mapped, G_N_ELEMENTS(mapped), i == 1);
-        g_assert_cmpstr(told.text->str, ==, i ? "3-6 9-10 19-20 " : "3-20 ");
-    }
-    r->merge_any = false;
+    memset(kept, true, sizeof(kept));
+    attributes(r, mapped, kept, "3-20 ");
+    attributes(r, mapped, NULL, "3-6 9-10 19-20 ");
+    kept[12] = false;
+    attributes(r, mapped, kept, "3-10 19-20 ");
+    kept[3] = kept[9] = kept[10] = kept[18] = false;
+    attributes(r, mapped, kept, "3-10 19-20 ");
+    kept[6] = false;
+    attributes(r, mapped, kept, "3-6 9-10 19-20 ");
+    /* ... or where the owner may have changed them */
+    memset(kept, true, sizeof(kept));
+    r->advice[r->n_advice++] = MADV_DONTDUMP;
+    attributes(r, mapped, kept, "3-6 9-10 19-20 ");
+    r->n_advice--;
     memset(mapped, false, sizeof(mapped));
-    g_string_truncate(told.text, 0);
-    mapping_attributes(r, m->addr, mapped, G_N_ELEMENTS(mapped), false);
-    g_assert_cmpstr(told.text->str, ==, "");
+    attributes(r, mapped, kept, "");
     prim.advise = prim_real.advise;
-    told.urgent = NULL;
     g_string_free(told.text, true);
     rooms_remove(&f, r);
     rooms_close(&f);
@@ -651,10 +747,14 @@ static void test_tracked(void)
     for (unsigned i = 0; i < 1024; i += 16) {
         mem_fill_run(p.b, i + 12, 4, 50000 + i, 1);
     }
-    rooms_passes(&p.f, 6);
-    g_assert(rooms_sharing(&p.f) == 1024 - 256);
-    mem_fill_run(p.b, 0, 1024, 1, 1);
-    rooms_passes(&p.f, 12);
+    for (unsigned i = 0; i < 18; i++) {
+        if (i == 6) {
+            g_assert(rooms_sharing(&p.f) == 1024 - 256);
+            mem_fill_run(p.b, 0, 1024, 1, 1);
+        }
+        p.f.costs = costs_guess;
+        rooms_passes(&p.f, 1);
+    }
     g_assert(mem_anonymous(p.b, 0, 1024) < 1024);
     for (unsigned i = 0; i < 1024; i += 16) {
         g_assert(mem_anonymous(p.b, i + 12, 4) == 0);
@@ -1046,6 +1146,7 @@ int main(int argc, char **argv)
     g_test_add_func("/merge/tracked", test_tracked);
     g_test_add_func("/merge/hole", test_hole);
     g_test_add_func("/merge/given-among", test_given_among);
+    g_test_add_func("/merge/wake-zeroes", test_wake_zeroes);
     g_test_add_func("/merge/attributes", test_attributes);
     g_test_add_func("/merge/attributes/over", test_attributes_over);
     g_test_add_func("/merge/doubt", test_doubt);

@@ -337,8 +337,8 @@ static void test_attributes(void)
         { "hg dd nr", "dd", 3, -ENOSYS, "map-nr dd hg owner ",
           "dd owner " },
         { "nh dd dc", "hg dc dd", 1, 0, "map dc dd nh policy-1 owner ",
-          "dc dd policy-1 owner " },
-        { USUAL, USUAL, 3, 0, "map policy-3 owner ", "policy-3 owner " },
+          "dc dd owner " },
+        { USUAL, USUAL, 3, 0, "map policy-3 owner ", "owner " },
     };
 
     for (unsigned i = 0; i < G_N_ELEMENTS(cases); i++) {

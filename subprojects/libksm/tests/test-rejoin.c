@@ -154,9 +154,20 @@ static uint64_t runs_counted(KsmRegion *r)
     return runs;
 }
 
+static struct {
+    size_t page, n;
+} told;
+
+static void mapped_told(void *opaque, void *addr, size_t len)
+{
+    told.page = ((char *)addr - h.m->addr) / PAGE;
+    told.n = len / PAGE;
+}
+
 /* What the pool has is mapped; the page before and behind are not touched. */
 static void test_equal(void)
 {
+    KsmRegionOps ops = mem_ops;
     uint64_t runs;
     Scene s;
 
@@ -168,7 +179,13 @@ static void test_equal(void)
     /* the page behind them is written, too, and stays */
     mem_fill(s.a, AT + RUN, 7777);
     rooms_break(&s.f, s.ra, AT + RUN);
+    ops.mapped = mapped_told;
+    s.ra->ops = &ops;
+    told.n = 0;
     g_assert(rooms_rejoin(&s.f, s.ra, AT, RUN) == RUN);
+    s.ra->ops = &mem_ops;
+    /* that is to be known of them as of any mapping that is made */
+    g_assert(told.page == AT && told.n == RUN);
     g_assert(rooms_sharing(&s.f) == PAGES - 1);
     g_assert(mem_anonymous(s.a, AT - 1, RUN + 3) == 1);
     g_assert(s.ra->count[PAGE_BROKEN] == 1);

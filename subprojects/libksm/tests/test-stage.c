@@ -379,6 +379,75 @@ static void test_back(gconstpointer data)
     }
 }
 
+/* Waiting for the lock of the address space: not CPU time. */
+static struct {
+    uint64_t late;          /* ns */
+    bool woken;
+} lock;
+
+#define LOCK_NS UINT64_C(10000000000)
+
+static uint64_t now_late(void)
+{
+    return prim_real.now_ns() + lock.late;
+}
+
+static int register_late(const UffdRange *range, unsigned mode)
+{
+    lock.late += LOCK_NS;
+    lock.woken = false;
+    return prim_real.uffd_register(range, mode);
+}
+
+static int wake_first(const UffdRange *range)
+{
+    lock.woken = true;
+    return h_wake(range);
+}
+
+static int unregister_late(const UffdRange *range)
+{
+    g_assert(lock.woken);
+    lock.late += LOCK_NS;
+    return prim_real.uffd_unregister(range);
+}
+
+/*
+ * Who waits for a page is woken before the span is unregistered, and that is
+ * when the stall ends; but for those who wait at a hole.
+ */
+static void test_wake(void)
+{
+    for (unsigned i = 0; i < 3; i++) {
+        RoomsSpan span;
+        Scene s;
+
+        if (!scene_start(&s, MEM_SMALL)) {
+            return;
+        }
+        prim.now_ns = now_late;
+        prim.uffd_register = register_late;
+        prim.uffd_wake = wake_first;
+        prim.uffd_unregister = unregister_late;
+        isolate_all(&s, &span, 8, 64);
+        rooms_put_back(&s.f, &span);
+        span.s.gaps = i == 1;
+        span.s.fate[63] = i == 2 ? FATE_HOLE : FATE_STAGED;
+        rooms_release(&s.f, &span);
+        if (i == 0) {
+            g_assert(span.s.spent.stall_ns < LOCK_NS);
+        } else {
+            g_assert(span.s.spent.stall_ns >= LOCK_NS);
+            g_assert(span.s.spent.stall_ns < 2 * LOCK_NS);
+        }
+        prim.now_ns = prim_real.now_ns;
+        prim.uffd_register = prim_real.uffd_register;
+        prim.uffd_unregister = prim_real.uffd_unregister;
+        prim.uffd_wake = h_wake;
+        scene_end(&s);
+    }
+}
+
 /* Only memory in several mappings takes many calls, a move for each. */
 static void test_few_calls(void)
 {
@@ -935,6 +1004,7 @@ int main(int argc, char **argv)
                          test_back);
     g_test_add_data_func("/stage/back/busy", GINT_TO_POINTER(true),
                          test_back);
+    g_test_add_func("/stage/wake", test_wake);
     g_test_add_func("/stage/few-calls", test_few_calls);
     g_test_add_data_func("/stage/drop/small", GINT_TO_POINTER(MEM_SMALL),
                          test_drop);

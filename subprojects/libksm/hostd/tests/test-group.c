@@ -708,6 +708,41 @@ static void test_replica(void)
     world_free(w);
 }
 
+/* A block that all holds there may be are of is followed by a longer one. */
+static void test_replica_longer(void)
+{
+    g_autofree World *w = g_new(World, 1);
+    GroupConfig config = plain();
+
+    for (unsigned i = 0; i < 2; i++) {
+        GroupOffer o = { .count = 1, .node = -1 };
+        uint32_t slot, was = SLOT_NONE;
+        unsigned last = 0, length;
+        char page[PAGE_BYTES];
+
+        /* users enough to have grown, or not */
+        config.max_holds = PATTERN_USES / HOLD_USERS - i;
+        world_init(w, &config, 1);
+        o.ring = w->ring;
+        page_make(page, 7);
+        g_assert(prim.write(w->ring, page, PAGE_BYTES, 0) == PAGE_BYTES);
+        for (unsigned k = 0, blocks = 0; blocks < 7; k++) {
+            g_assert(group_repeat(&w->g, &w->member[k % MEMBERS], &o, 16,
+                                  &slot) == 0);
+            if (slot == was) {
+                continue;
+            }
+            g_assert(slot < SLOTS);
+            length = group_length(&w->g, slot);
+            g_assert(length == (blocks && i == 0 ? MIN(2 * last, 512) : 16));
+            last = length;
+            was = slot;
+            blocks++;
+        }
+        world_free(w);
+    }
+}
+
 /* Who asks again and again has not all holds of a slot in the end. */
 static void test_greedy(void)
 {
@@ -1107,6 +1142,7 @@ int main(int argc, char **argv)
     g_test_add_func("/group/runs", test_runs);
     g_test_add_func("/group/domains", test_domains);
     g_test_add_func("/group/replica", test_replica);
+    g_test_add_func("/group/replica/longer", test_replica_longer);
     g_test_add_func("/group/greedy", test_greedy);
     g_test_add_func("/group/part-fails", test_part_fails);
     g_test_add_func("/group/same-hash", test_same_hash);

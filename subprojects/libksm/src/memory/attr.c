@@ -39,10 +39,22 @@ int attr_unmergeable(void *addr, size_t len)
     return ret == -EAGAIN ? -ENOMEM : ret == -EINVAL ? 0 : ret;
 }
 
-void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind)
+static void own_give(KsmRegion *r, void *addr, size_t len)
 {
     size_t page = ((char *)addr - r->base) / PAGE_BYTES;
 
+    if (page_chunk(r, page)->flags & CHUNK_TAIL) {
+        /* else it is a mapping apart from those around it */
+        prim.advise(addr, len, MADV_MERGEABLE);
+    } else if (r->merge_any && attr_unmergeable(addr, len) < 0) {
+        /* what this says is that ksmd may have merged pages there */
+        r->mergeable = true;
+    }
+    attr_give_policy(r, addr, len);
+}
+
+void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind)
+{
     for (unsigned i = 0; i < r->n_advice; i++) {
         bool huge = r->advice[i] == MADV_HUGEPAGE ||
                     r->advice[i] == MADV_NOHUGEPAGE;
@@ -53,15 +65,9 @@ void attr_give(KsmRegion *r, void *addr, size_t len, AttrKind kind)
             prim.advise(addr, len, r->advice[i]);
         }
     }
-    if (kind == ATTR_OWN && (page_chunk(r, page)->flags & CHUNK_TAIL)) {
-        /* else it is a mapping apart from those around it */
-        prim.advise(addr, len, MADV_MERGEABLE);
-    } else if (r->merge_any && attr_unmergeable(addr, len) < 0 &&
-               kind == ATTR_OWN) {
-        /* what this says is that ksmd may have merged pages there */
-        r->mergeable = true;
+    if (kind == ATTR_OWN) {
+        own_give(r, addr, len);
     }
-    attr_give_policy(r, addr, len);
     if (r->ops && r->ops->mapped) {
         r->ops->mapped(r->opaque, addr, len);
     }

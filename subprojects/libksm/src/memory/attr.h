@@ -14,7 +14,7 @@
 
 typedef enum AttrKind {
     ATTR_OWN,           /* anonymous memory */
-    ATTR_SHARED,        /* the pool: not those about huge pages */
+    ATTR_SHARED,        /* the pool, see mapping.h: advice, but of huge pages */
 } AttrKind;
 
 /*

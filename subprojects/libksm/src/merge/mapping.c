@@ -28,32 +28,44 @@ bool mapping_make(KsmStore *store, KsmVmas *vmas, KsmRegion *r, char *addr,
         }
         prim.pause(tries++ > 8 ? 1000 : 0);
     }
+    /* who writes to it has a copy there */
+    attr_give_policy(r, addr, len);
+    if (r->merge_any) {
+        attr_unmergeable(addr, len);
+    }
     vmas_made(vmas, 2);
     return true;
 }
 
-void mapping_attributes(KsmRegion *r, char *addr, const bool *mapped,
-                        unsigned n, bool apart)
+/* Is some of it to be changed by the owner, who has changed his mind? */
+static bool owner_changes(const KsmRegion *r)
 {
-    unsigned first = n, last = 0, k;
+    for (unsigned i = 0; i < r->n_advice; i++) {
+        if (r->advice[i] == MADV_DONTDUMP) {
+            return true;
+        }
+    }
+    return false;
+}
 
-    for (unsigned i = 0; i < n; i += k) {
-        k = 1;
+void mapping_attributes(KsmRegion *r, char *addr, const bool *mapped,
+                        const bool *kept, unsigned n)
+{
+    bool apart = !kept || owner_changes(r);
+    unsigned end;
+
+    for (unsigned i = 0; i < n; i++) {
         if (!mapped[i]) {
             continue;
         }
-        while (i + k < n && mapped[i + k]) {
-            k++;
+        end = i + 1;
+        for (unsigned k = end; k < n && (mapped[k] || (!apart && kept[k]));
+             k++) {
+            end = mapped[k] ? k + 1 : end;
         }
-        if (apart || r->merge_any) {
-            attr_give(r, addr + i * PAGE_BYTES, k * PAGE_BYTES, ATTR_SHARED);
-        }
-        first = MIN(first, i);
-        last = i + k;
-    }
-    if (first < last && !apart && !r->merge_any) {
-        attr_give(r, addr + first * PAGE_BYTES, (last - first) * PAGE_BYTES,
+        attr_give(r, addr + i * PAGE_BYTES, (end - i) * PAGE_BYTES,
                   ATTR_SHARED);
+        i = end;        /* that one is not mapped */
     }
 }
 

@@ -21,14 +21,15 @@ bool mapping_make(KsmStore *store, KsmVmas *vmas, KsmRegion *r, char *addr,
                   uint32_t slot, unsigned n);
 
 /*
- * Of @n pages from @addr on those that were @mapped get the region's attributes.
- * For that nobody has to wait, and each call takes the lock of the address space
- * from all that fault: so it is one for all of them, and for those between, which
- * have them already.  @apart: not for those; nor where all that is mapped anew is
- * for the kernel's KSM, which they may be for, too, by our doing (tail.h).
+ * Of @n pages from @addr on those that were @mapped get the region's attributes,
+ * but for its NUMA policy, which they have.  For that nobody has to wait, and each
+ * call takes the lock of the address space from all that fault: so there is one
+ * for as many as possible, those between that were @kept (NULL: none) included,
+ * which have them already.  Not where the owner may have changed them since, or
+ * what is there may not be the region's any more.
  */
 void mapping_attributes(KsmRegion *r, char *addr, const bool *mapped,
-                        unsigned n, bool apart);
+                        const bool *kept, unsigned n);
 
 /* The page tables of such a run: ours, then others', by the prefault op. */
 void mapping_warm(const KsmRegionOps *ops, void *opaque, char *addr,

@@ -326,6 +326,11 @@ static void put_back_rest(KsmMerge *m, Span *s)
     }
 }
 
+static bool has_zeroes(const Span *s)
+{
+    return memchr(s->act, ACT_ZERO, s->iso.n);
+}
+
 /* After isolation: replace, or undo. */
 static void span_replace(KsmMerge *m, Span *s)
 {
@@ -335,6 +340,7 @@ static void span_replace(KsmMerge *m, Span *s)
         fill_check(m, s);
         fill_slots(m, s);
         good = verify(m, s);
+        s->iso.gaps = has_zeroes(s);
     } else {
         refuse_all(s, s->iso.busy ? ACT_PINNED : ACT_KEEP);
     }
@@ -346,16 +352,19 @@ static void span_replace(KsmMerge *m, Span *s)
     }
 }
 
-/* Somebody else's mapping may have come between: that is left alone. */
-static void span_attributes(const KsmMerge *m, const Span *s)
+/* What was put back is known to be where it was; somebody has not mapped over. */
+static void span_attributes(const KsmMerge *m, Span *s)
 {
-    bool mapped[CHUNK_PAGES], apart = false;
+    bool mapped[CHUNK_PAGES], kept[CHUNK_PAGES];
+    uint64_t t = prim.cpu_ns();
 
     for (unsigned i = 0; i < s->iso.n; i++) {
         mapped[i] = s->act[i] == ACT_MAP;
-        apart |= s->act[i] == ACT_DISPLACED;
+        kept[i] = act_goes_back(s->act[i]) &&
+                  (s->iso.fate[i] == FATE_STAGED || s->iso.fate[i] == FATE_BACK);
     }
-    mapping_attributes(m->plan->region, s->iso.home, mapped, s->iso.n, apart);
+    mapping_attributes(m->plan->region, s->iso.home, mapped, kept, s->iso.n);
+    s->iso.spent.map_ns += prim.cpu_ns() - t;
 }
 
 /* The page tables of mapped runs: ours, then others', by the op. */
@@ -506,11 +515,11 @@ static unsigned span_merge(KsmMerge *m, Span *s)
             span_replace(m, s);
         }
         stage_release(m->stage, &s->iso);
-        costs_span(m->costs, &s->iso.spent);
         stalls_add(&m->stalls, s->iso.spent.stall_ns);
         m->isolations++;
         acts_follow(s);
         span_attributes(m, s);
+        costs_span(m->costs, &s->iso.spent);
         span_prefault(s);
         if (s->iso.untracked) {
             span_track(m, s);

@@ -174,7 +174,7 @@ static unsigned replace(KsmRejoin *j, Rejoining *g)
     }
     block_end(&b);
     if (runs) {
-        mapping_attributes(g->r, addr_of(g, 0), g->fits, g->n, false);
+        mapping_attributes(g->r, addr_of(g, 0), g->fits, NULL, g->n);
     }
     return runs;
 }

@@ -338,7 +338,7 @@ static bool take_out(KsmStage *g, Isolation *s)
     if (!span_register(g, s)) {
         return false;
     }
-    /* nobody has waited for us while that waited for the address space's lock */
+    /* while that waited for the lock of the address space, no page was away */
     s->began_ns = prim.now_ns();
     leave_swapped(g, s);
     t = prim.cpu_ns();
@@ -412,12 +412,14 @@ void stage_release(KsmStage *g, Isolation *s)
     uint64_t t = prim.cpu_ns(), end;
 
     if (s->registered) {
-        /* all pages are there: only who waits at a hole needs what follows */
+        /* unregistering waits for the lock of the address space */
         prim.uffd_wake(&range);
-    }
-    s->spent.stall_ns = prim.now_ns() - s->began_ns;
-    if (s->registered) {
+        s->spent.stall_ns = prim.now_ns() - s->began_ns;
         range_release(&range);
+    }
+    if (!s->registered || s->gaps || memchr(s->fate, FATE_HOLE, s->n)) {
+        /* who touched a hole has been waiting until now */
+        s->spent.stall_ns = prim.now_ns() - s->began_ns;
     }
     end = prim.cpu_ns();
     s->spent.isolate_ns += end - t;

@@ -97,6 +97,7 @@ typedef struct Isolation {
     bool any;               /* is staged, or may be */
     bool kinds_known;       /* of staged pages; else any may be staged */
     bool whole;             /* a huge page is staged */
+    bool gaps;              /* what is not put back becomes a hole */
     bool busy;              /* a device may be writing to it */
     bool registered;
     bool untracked;         /* ... or was in part: tracking has ended */

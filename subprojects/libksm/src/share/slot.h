@@ -13,8 +13,8 @@
 
 /*
  * Pages that have mapped a pattern, for each of its slots, before it grows: its
- * slots take less than one in so many of what it saves, and each doubling costs
- * some half as many mappings.
+ * slots take one or two in so many of what it saves, and each doubling costs some
+ * half as many mappings.
  */
 #define PATTERN_USES    128u
 
