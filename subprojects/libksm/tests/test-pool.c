@@ -2069,6 +2069,28 @@ static void test_pattern_grows(Fixture *f, gconstpointer data)
     g_assert(file_blocks(f) == 512);
 }
 
+/*
+ * Where whole chunks are of it, it is as long as a block before the first of its
+ * slots have all users that they may have by default.
+ */
+static void test_pattern_longest(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    KsmPattern *t = pool_pattern_new(p, f->page, 99);
+
+    p->max_sharing = 256;
+    while (t->filled < CHUNK_PAGES) {
+        unsigned n = CHUNK_PAGES;
+        uint32_t slot = pool_pattern_run(p, t, &n);
+
+        g_assert(slot != SLOT_NONE);
+        for (unsigned i = 0; i < n; i++) {
+            pool_user_add(p, slot + i);
+        }
+    }
+    g_assert(!pool_full(p, t->first));
+}
+
 /* One run after the other, skipping full slots. */
 static void test_pattern_spread(Fixture *f, gconstpointer data)
 {
@@ -2185,6 +2207,7 @@ int main(int argc, char **argv)
     ADD(blocks);
     ADD(pattern_node);
     ADD(pattern_grows);
+    ADD(pattern_longest);
     ADD(pattern_spread);
     ADD(search);
     return g_test_run();
