@@ -1,5 +1,5 @@
 /*
- * visit: what a chunk's pages are
+ * visit: what the pages of a chunk are
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
