@@ -121,12 +121,17 @@ static void test_rhythm_rest(void)
 {
     PassYield hashed = { .cost = 3 * MS, .hash = 2 * MS };
     PassYield goes_on = { .cost = 3 * MS, .hash = MS, .go_on = true };
+    PassYield hurried = { .cost = MS, .hurry = true };
     KsmRhythm m = { 0 };
 
     g_assert(rest_after(&m, 0, 0) == 1);
     g_assert(rest_after(&m, MS, 0) == 3 * S);
     g_assert(rhythm_end(&m, &hashed) == 3 * S);
     g_assert(rest_after(&m, 40 * MS, 0) == 30 * S);
+    /* a 30th of that, not of the most that it may be */
+    g_assert(rhythm_end(&m, &hurried) == S / 10);
+    hurried.cost = 40 * MS;
+    g_assert(rhythm_end(&m, &hurried) == 4 * S);
     /* what it was worth is what it took */
     g_assert(rest_after(&m, 2 * MS, 2 * MS) / MS == 3000);
     /* it paid, and the rest after the next one is the shorter for it */

@@ -196,6 +196,45 @@ static void test_cold(void)
     scene_end(&s);
 }
 
+/* Small pages that stand alone, refused before, and nothing is written. */
+static void test_late(void)
+{
+    KsmChunk *c;
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    c = &s.r->chunk[0];
+    c->flags &= ~CHUNK_HUGE;
+    c->written = c->fresh = 0;
+    want(s.p, 100, 1, 7);
+    want(s.p, 300, 1, 70);
+    make(s.p);
+    g_assert(s.p->n_spans == 2);
+    c->backoff = LATE_BACKOFF - 1;
+    g_assert(!parts_pay(s.p, &s.f.costs));
+    c->backoff = LATE_BACKOFF;
+    g_assert(parts_pay(s.p, &s.f.costs));
+    c->written = 1;
+    g_assert(!parts_pay(s.p, &s.f.costs));
+    c->written = 0;
+    c->fresh = 1;
+    g_assert(!parts_pay(s.p, &s.f.costs));
+    c->fresh = 0;
+    /* not whatever it costs */
+    s.f.costs.isolate_ns = 4 * PAGE_WORTH_NS;
+    g_assert(!parts_pay(s.p, &s.f.costs));
+    /* and not a huge page because of that */
+    s.f.costs = costs_guess;
+    c->flags |= CHUNK_HUGE;
+    make(s.p);
+    g_assert(!parts_pay(s.p, &s.f.costs));
+    c->written = CHUNK_PAGES;
+    c->fresh = CHUNK_PAGES;
+    scene_end(&s);
+}
+
 /* Whatever is planned, whatever it costs: all of it, once, and nothing else. */
 static void test_any(void)
 {
@@ -258,6 +297,7 @@ int main(int argc, char **argv)
     g_test_add_func("/parts/run", test_run);
     g_test_add_func("/parts/stall", test_stall);
     g_test_add_func("/parts/cold", test_cold);
+    g_test_add_func("/parts/late", test_late);
     g_test_add_func("/parts/any", test_any);
     return g_test_run();
 }

@@ -422,6 +422,55 @@ static void test_estimate_ends(void)
     scene_end(&s);
 }
 
+/* Two chunks with a run merged, and a page of each that is equal since then. */
+static bool scene_late(Scene *s)
+{
+    if (!scene_start(s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return false;
+    }
+    mem_fill_run(s->m, 0, 256, 1, 1);
+    mem_fill_run(s->m, 512, 256, 1, 1);
+    util_passes(s->e, 4);
+    g_assert(util_stats(s->e).pages_sharing == 256);
+    s->e->costs = costs_guess;
+    mem_fill(s->m, 300, 90000);
+    mem_fill(s->m, 900, 90000);
+    util_passes(s->e, 4);
+    g_assert(util_stats(s->e).pages_sharing == 256);
+    g_assert(util_stats(s->e).reasons[KSM_REASON_NOT_WORTH] == 2);
+    return true;
+}
+
+/* A page that stands alone is merged where it stays so for long ... */
+static void test_late(void)
+{
+    Scene s;
+
+    if (!scene_late(&s)) {
+        return;
+    }
+    util_passes(s.e, 20);
+    g_assert(util_stats(s.e).pages_sharing == 257);
+    scene_end(&s);
+}
+
+/* ... and nothing is written around it. */
+static void test_late_written(void)
+{
+    Scene s;
+
+    if (!scene_late(&s)) {
+        return;
+    }
+    for (unsigned i = 0; i < 30; i++) {
+        mem_fill(s.m, 310, 91000 + i);
+        mem_fill(s.m, 910, 92000 + i);
+        util_passes(s.e, 1);
+    }
+    g_assert(util_stats(s.e).pages_sharing == 256);
+    scene_end(&s);
+}
+
 /* --- pages put back --- */
 
 /* Pages put back: one, for which copying is cheaper, and many. */
@@ -3888,6 +3937,8 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/runs/measured", test_measured);
     g_test_add_func("/scan/page-cost", test_page_cost);
     g_test_add_func("/scan/estimate-ends", test_estimate_ends);
+    g_test_add_func("/scan/late", test_late);
+    g_test_add_func("/scan/late/written", test_late_written);
     g_test_add_func("/scan/back", test_back);
     g_test_add_func("/scan/back/written", test_back_written);
     add_sources("/scan/broken/equal", test_broken_equal);

@@ -16,6 +16,7 @@
 
 #include "base/prim.h"
 #include "engine/state.h"
+#include "engine/tail.h"
 #include "house.h"
 
 #ifndef PR_SET_MEMORY_MERGE
@@ -32,7 +33,24 @@ typedef struct Left {
     KsmRegion *r;
 } Left;
 
-/* Two chunks; one page in EACH of the first is equal to one of the second. */
+/*
+ * There are mappings for long runs, and for what is left to ksmd, but no others.
+ * They are not counted any more: as many on any machine.
+ */
+static void starve(KsmEngine *e)
+{
+    prim.close(e->vmas.maps);
+    e->vmas.maps = -ENOENT;
+    vmas_recount(&e->vmas);
+    vmas_left(&e->vmas);
+    e->vmas.used = e->vmas.limit - e->vmas.limit / 16 - e->vmas.limit / 64;
+    e->vmas.since = 0;
+}
+
+/*
+ * Two chunks; one page in EACH of the first is equal to one of the second, and
+ * has no mapping.
+ */
 static bool left_start(Left *l, bool home, KsmDirtySource dirty)
 {
     KsmConfig config;
@@ -56,6 +74,7 @@ static bool left_start(Left *l, bool home, KsmDirtySource dirty)
         g_assert(madvise(l->m->addr, PAIR_PAGES * PAGE, MADV_DONTFORK) == 0);
     }
     l->r = util_add(l->e, l->m, &mem_ops);
+    starve(l->e);
     return true;
 }
 
@@ -112,6 +131,7 @@ static void passes(Left *l, unsigned n)
 
 static void test_given(void)
 {
+    KsmStats s;
     Left l;
 
     if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
@@ -120,7 +140,91 @@ static void test_given(void)
     passes(&l, 8);
     g_assert(util_stats(l.e).kernel_left == 2 * CHUNK);
     g_assert(left_marked(&l) == 2);
-    g_assert(util_stats(l.e).reasons[KSM_REASON_NOT_WORTH] == ALONE);
+    s = util_stats(l.e);
+    g_assert(s.reasons[KSM_REASON_VMA_LIMIT] > 0);
+    /* and what is equal to those alone */
+    g_assert(s.reasons[KSM_REASON_VMA_LIMIT] +
+             s.reasons[KSM_REASON_NOT_WORTH] == ALONE);
+    left_end(&l);
+}
+
+/* The mappings that what is left may need are not for runs, however long. */
+static void test_share(void)
+{
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    l.e->vmas.used = l.e->vmas.limit - l.e->vmas.limit / 16;
+    mem_fill_run(l.m, 100, 128, 500000, 1);
+    mem_fill_run(l.m, CHUNK_PAGES + 100, 128, 500000, 1);
+    passes(&l, 12);
+    g_assert(util_stats(l.e).pages_sharing == 0);
+    g_assert(util_stats(l.e).kernel_left == 2 * CHUNK);
+    /* with less, all is kept for those who cannot wait */
+    g_assert(ksm_unmerge(l.r, 0, 2 * CHUNK) == 0);
+    l.e->vmas.used = l.e->vmas.limit - l.e->vmas.limit / 64;
+    passes(&l, 40);
+    g_assert(util_stats(l.e).kernel_left == 0);
+    left_end(&l);
+}
+
+static uint64_t rest_ns(Left *l)
+{
+    passes(l, 1);
+    return l->e->scan.idle_ns;
+}
+
+#define SOON_NS     UINT64_C(1000000000)
+
+/* What is to be left is not kept waiting by long rests ... */
+static void test_soon(void)
+{
+    unsigned n = 0;
+    Left l;
+
+    prim.cpu_ns = util_cpu_by_call;
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        prim.cpu_ns = prim_real.cpu_ns;
+        return;
+    }
+    while (util_stats(l.e).kernel_left < 2 * CHUNK) {
+        uint64_t rest = rest_ns(&l);
+
+        g_assert(!l.e->tail.waiting || rest <= SOON_NS);
+        g_assert(++n < 16);
+    }
+    /* nobody waits any more */
+    passes(&l, 4);
+    g_assert(rest_ns(&l) >= 10 * SOON_NS);
+    prim.cpu_ns = prim_real.cpu_ns;
+    left_end(&l);
+}
+
+/* ... but for so many passes only, if it never comes to be left. */
+static void test_soon_not(void)
+{
+    unsigned soon = 0;
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    for (unsigned k = 1; k <= 2; k++) {
+        l.e->tail.waiting = 1;
+        for (unsigned i = 0; i < 100; i++) {
+            soon += tail_hurries(l.e);
+        }
+        g_assert(soon == k * 32);
+        l.e->tail.waiting = 0;
+        g_assert(!tail_hurries(l.e));
+    }
+    /* what is given is something that came of it */
+    l.e->tail.hurried = 100;
+    passes(&l, 8);
+    g_assert(util_stats(l.e).kernel_left == 2 * CHUNK);
+    g_assert(l.e->tail.hurried < 8);
     left_end(&l);
 }
 
@@ -641,6 +745,7 @@ static void test_ksmd_beside(void)
         return;
     }
     wait_kernel(&l, ALONE, ALONE);
+    l.e->vmas.used = 0;     /* there are mappings for short runs, too */
     for (size_t i = 0; i < CHUNK_PAGES; i++) {
         if (i % EACH) {
             mem_fill(l.m, i, 700000 + i);
@@ -670,6 +775,9 @@ int main(int argc, char **argv)
                          test_given_rare);
     g_test_add_data_func("/tail/given/rare/checksum",
                          GINT_TO_POINTER(KSM_DIRTY_CHECKSUM), test_given_rare);
+    g_test_add_func("/tail/share", test_share);
+    g_test_add_func("/tail/soon", test_soon);
+    g_test_add_func("/tail/soon/not", test_soon_not);
     g_test_add_func("/tail/inherited", test_inherited);
     g_test_add_func("/tail/written", test_written);
     g_test_add_func("/tail/vain", test_vain);

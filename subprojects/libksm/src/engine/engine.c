@@ -145,6 +145,7 @@ static void engine_connect(KsmEngine *e)
         .memcg = &e->memcg,
         .sampler = { &e->content, &e->hasher, &e->kinds },
         .split_min_pages = e->cfg.split_min_pages,
+        .tail = e->cfg.tail,
         .stall_limit_ns = e->cfg.stall_limit_ns,
     };
     e->stage = (KsmStage) {

@@ -9,6 +9,7 @@
 #include "watch/dirty.h"
 
 #define REST_SHARE  3000u
+#define HURRY_SHARE 100u
 #define REST_MAX_NS UINT64_C(30000000000)
 /*
  * Looks as far apart as this count once, looks twice as far count twice.  With
@@ -30,6 +31,7 @@ void rhythm_begin(KsmRhythm *m, uint64_t pass, uint64_t now, uint64_t since)
 uint64_t rhythm_end(KsmRhythm *m, const PassYield *yield)
 {
     bool paid = yield->worth > yield->cost;
+    unsigned share = yield->hurry ? HURRY_SHARE : REST_SHARE;
     uint64_t rest;
 
     if (m->check) {
@@ -41,8 +43,8 @@ uint64_t rhythm_end(KsmRhythm *m, const PassYield *yield)
     if (paid || yield->go_on) {
         return 0;
     }
-    rest = m->owed * REST_SHARE * ((m->spent + 1.0) /
-                                   (m->spent + m->gained + 1.0));
+    rest = m->owed * share * ((m->spent + 1.0) /
+                              (m->spent + m->gained + 1.0));
     m->owed = m->spent = m->gained = 0;
     return CLAMP(rest, 1, REST_MAX_NS);
 }

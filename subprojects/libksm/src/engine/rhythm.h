@@ -9,7 +9,8 @@
  * of a core.  Where memory is written all the time, what has gone quiet is
  * written again if it is not found soon: the more was gained since the last
  * rest, compared with what that took, the shorter is this one.  So more is
- * spent only where something comes of it.
+ * spent only where something comes of it.  Where the next passes are waited for
+ * they take up to 1 % of a core.
  *
  * Merged pages that were written are looked at each CHECK_PASSES at least.
  * Where passes are rare that goes by the clock, too, as long as such passes
@@ -38,6 +39,7 @@ typedef struct PassYield {
     uint64_t hash;          /* part of the cost: hashing that is done once */
     uint64_t worth;         /* what was merged may have cost so much */
     bool go_on;             /* there is to be no rest, whether it paid or not */
+    bool hurry;             /* ... or a short one */
 } PassYield;
 
 /* Number @pass begins, @now, @since ns after the one before it did. */

@@ -383,6 +383,7 @@ static void pass_start(KsmEngine *e)
     promise_begin(&s->promise);
     s->again = s->skipped = s->in_vain = false;
     s->visited = 0;
+    e->tail.waiting = 0;
     cut_pass(&e->cut);
     for (guint i = 0; i < e->regions->len; i++) {
         region_start(e, g_ptr_array_index(e->regions, i));
@@ -411,6 +412,11 @@ static uint64_t pass_rest(KsmEngine *e)
     yield.go_on |= promise_make(&s->promise, e->total.merged, now);
     if (s->settle || (s->skipped && !s->in_vain) || starved_lately(e)) {
         return 0;       /* nor is it owed */
+    }
+    if (tail_hurries(e)) {
+        /* the kernel is to have it soon; it is quiet for so long by then */
+        yield.hurry = true;
+        idle = MIN(idle, IDLE_SOON_NS);
     }
     rest = rhythm_end(&s->rhythm, &yield);
     return rest ? MAX(idle, rest) : 0;

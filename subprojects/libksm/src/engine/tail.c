@@ -19,8 +19,10 @@
 #define REST_DOUBLINGS  6u      /* ... so often, while it is vain as before */
 #define VAIN_SCANS      3u      /* begun: of them two were whole ... */
 #define VAIN_PASSES     8u      /* ... and so many of ours */
+#define HURRIED_MAX     32u
 #define LOOK_NS         UINT64_C(1000000000)
-#define VMAS_SOME       1024u   /* left for others when we make mappings */
+#define VMAS_SOME       1024u   /* left for others when we make mappings ... */
+#define VMAS_SHARE      32u     /* ... or this part of all, if that is less */
 
 #define KNOBS           "/sys/kernel/mm/ksm/"
 
@@ -149,7 +151,7 @@ static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
     KsmChunk *c = &r->chunk[chunk];
     int ret;
 
-    if (vmas_left(&e->vmas) < VMAS_SOME) {
+    if (vmas_left(&e->vmas) < MIN(VMAS_SOME, e->vmas.limit / VMAS_SHARE)) {
         return;
     }
     /* at worst its neighbours are not given */
@@ -160,6 +162,7 @@ static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
     c->tail_scan = e->tail.scans;
     e->tail.chunks++;
     e->tail.given++;
+    e->tail.hurried = 0;
     ret = chunk_advise(r, chunk, MADV_MERGEABLE);
     if (ret < 0) {
         e->tail.refused |= ret == -EINVAL;
@@ -178,11 +181,6 @@ static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
 {
     unsigned least = c->flags & CHUNK_HUGE ? parts_gain(&e->plan, c)
                                            : LEFT_MIN;
-    uint16_t seen = r->dirty == KSM_DIRTY_LOG ? c->broken : c->mapped;
-    /* without a source, or to look at merged or freed pages: visited anyway */
-    bool anyway = r->dirty == KSM_DIRTY_CHECKSUM ||
-                  (e->scan.rhythm.check && (seen || c->lazy));
-    uint16_t soon = anyway ? 0 : CHUNK_VISIT;
 
     if (e->tail.eager) {
         return !(c->flags & CHUNK_HUGE);
@@ -193,8 +191,43 @@ static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
     return c->gain >= least && is_quiet(c) &&
            (c->why_not == KSM_REASON_NOT_WORTH ||
             c->why_not == KSM_REASON_VMA_LIMIT ||
-            c->why_not == KSM_REASON_RUN_OFF) &&
-           !(c->flags & (soon | CHUNK_QUEUED | CHUNK_PARKED | CHUNK_RIPENING));
+            c->why_not == KSM_REASON_RUN_OFF);
+}
+
+/* It is looked at in this pass, or later for more (parts.h): that may pay. */
+static bool is_tried(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
+{
+    uint16_t seen = r->dirty == KSM_DIRTY_LOG ? c->broken : c->mapped;
+    /* without a source, or to look at merged or freed pages: visited anyway */
+    bool anyway = r->dirty == KSM_DIRTY_CHECKSUM ||
+                  (e->scan.rhythm.check && (seen || c->lazy));
+    uint16_t soon = anyway ? 0 : CHUNK_VISIT;
+    bool later = c->why_not == KSM_REASON_NOT_WORTH &&
+                 !(c->flags & CHUNK_HUGE) && c->backoff <= LATE_BACKOFF;
+
+    return !e->tail.eager &&
+           (later ||
+            c->flags & (soon | CHUNK_QUEUED | CHUNK_PARKED | CHUNK_RIPENING));
+}
+
+/*
+ * A rest takes as many passes whatever is tried meanwhile: what two chunks share
+ * ksmd finds only while it has both.
+ */
+static void left_pass(KsmEngine *e, KsmRegion *r, size_t chunk, bool may)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    bool tried = is_tried(e, r, c);
+
+    if (c->tail_wait > (tried ? QUIET_PASSES : 0)) {
+        c->tail_wait--;
+    } else if (!tried) {
+        if (may) {
+            chunk_give(e, r, chunk);
+        }
+        return;
+    }
+    e->tail.waiting += may && c->tail_wait <= QUIET_PASSES;
 }
 
 /*
@@ -238,12 +271,22 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
             }
         } else if (!is_left(e, r, c)) {
             c->tail_wait = MAX(c->tail_wait, QUIET_PASSES);
-        } else if (c->tail_wait) {
-            c->tail_wait--;
-        } else if (may) {
-            chunk_give(e, r, i);
+        } else {
+            left_pass(e, r, i, may);
         }
     }
+}
+
+/*
+ * For so many passes that nothing comes of: a chunk that is written now and
+ * then waits for ever.
+ */
+bool tail_hurries(KsmEngine *e)
+{
+    if (!e->tail.waiting) {
+        e->tail.hurried = 0;
+    }
+    return e->tail.waiting && e->tail.hurried++ < HURRIED_MAX;
 }
 
 void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk)

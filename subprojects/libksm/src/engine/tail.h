@@ -28,6 +28,12 @@
 /* Chunks from @chunk to @end, once a pass: given to the kernel, or taken. */
 void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end);
 
+/*
+ * At the end of a pass: is the next one to come soon, because chunks wait to be
+ * given?
+ */
+bool tail_hurries(KsmEngine *e);
+
 /* The same for one whose region rests: nothing is given. */
 void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk);
 

@@ -12,7 +12,8 @@
 
 static bool is_cold(const KsmChunk *c)
 {
-    return (c->flags & CHUNK_HUGE) && c->same;
+    return c->flags & CHUNK_HUGE
+           ? c->same : c->backoff >= LATE_BACKOFF && !(c->written + c->fresh);
 }
 
 unsigned parts_gain(const KsmPlan *p, const KsmChunk *c)

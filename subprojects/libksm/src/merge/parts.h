@@ -12,11 +12,19 @@
  * but all that is kept of it has to be copied back.  So it is moved whole where
  * that is cheaper, and short enough; and only if enough of it goes.  One that a
  * later look found as it was (cold) may go for less: that is saved for long.
+ *
+ * Of small pages what came to be equal late stands alone between what is merged
+ * already, each page an isolation of its own.  Where it was refused, and waited,
+ * and nothing around it was written (cold), it may cost more, too: ksmd, to find
+ * it, would look at all of the chunk twice, and it does not see the pool.
  */
 #ifndef KSM_PARTS_H
 #define KSM_PARTS_H
 
 #include "merge/planned.h"
+
+/* Small pages are not cold before their chunk was refused so often. */
+#define LATE_BACKOFF    2u
 
 /* Pages that merging must save here. */
 unsigned parts_gain(const KsmPlan *p, const KsmChunk *c);

@@ -19,6 +19,7 @@
 #define PARKED_MAX      16u     /* times in a pass that it waits for answers */
 #define LEAKED_MIN      (64 * CHUNK_PAGES)  /* what may always be kept */
 #define PREFETCH        8u      /* pages ahead */
+#define TAIL_SHARE      16u     /* part of all mappings */
 
 bool plan_ripe(const KsmPlan *p, const KsmRegion *r, size_t chunk)
 {
@@ -364,6 +365,14 @@ static uint64_t pages_todo(const KsmPlan *p)
            count[PAGE_NEW] * equal / MAX(known, 1);
 }
 
+/* For runs: what is left to the kernel takes some, too. */
+static size_t mappings_left(const KsmPlan *p)
+{
+    size_t left = vmas_left(p->vmas);
+
+    return left - MIN(left, p->tail ? p->vmas->limit / TAIL_SHARE : 0);
+}
+
 /* Drops the runs that are to have no mappings. */
 static void plan_cut(KsmPlan *p)
 {
@@ -377,7 +386,7 @@ static void plan_cut(KsmPlan *p)
             cut_see(p->cut, n, joined ? 1 : 2);
         }
     }
-    cut_decide(p->cut, vmas_left(p->vmas), p->vmas->limit, pages_todo(p));
+    cut_decide(p->cut, mappings_left(p), p->vmas->limit, pages_todo(p));
     for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
         n = run_pages(p, i);
         if (n && !cut_takes(p->cut, n)) {

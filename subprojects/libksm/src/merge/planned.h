@@ -52,6 +52,7 @@ typedef struct KsmPlan {
     KsmMemcg *memcg;
     Sampler sampler;
     unsigned split_min_pages;       /* a huge page must save so many */
+    bool tail;                      /* the kernel has what is left */
     uint64_t stall_limit_ns;
     /* the plan */
     KsmRegion *region;
