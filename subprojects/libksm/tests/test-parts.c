@@ -196,42 +196,80 @@ static void test_cold(void)
     scene_end(&s);
 }
 
+/* Would it pay, with so many pages written, new, or broken? */
+static bool pays_with(Scene *s, unsigned written, unsigned fresh,
+                      unsigned broken)
+{
+    KsmChunk *c = &s->r->chunk[0], found = *c;
+    bool pays;
+
+    c->written = written;
+    c->fresh = fresh;
+    c->broken = broken;
+    pays = parts_pay(s->p, &s->f.costs);
+    *c = found;
+    return pays;
+}
+
+static bool pays_late(Scene *s, unsigned refusals)
+{
+    s->r->chunk[0].late = refusals;
+    return pays_with(s, 0, 0, 0);
+}
+
 /* Small pages that stand alone, refused before, and nothing is written. */
 static void test_late(void)
 {
-    KsmChunk *c;
     Scene s;
 
     if (!scene_start(&s)) {
         return;
     }
-    c = &s.r->chunk[0];
-    c->flags &= ~CHUNK_HUGE;
-    c->written = c->fresh = 0;
+    s.r->chunk[0].flags &= ~CHUNK_HUGE;
+    s.p->split_min_pages = 1;
     want(s.p, 100, 1, 7);
     want(s.p, 300, 1, 70);
     make(s.p);
     g_assert(s.p->n_spans == 2);
-    c->backoff = LATE_BACKOFF - 1;
-    g_assert(!parts_pay(s.p, &s.f.costs));
-    c->backoff = LATE_BACKOFF;
-    g_assert(parts_pay(s.p, &s.f.costs));
-    c->written = 1;
-    g_assert(!parts_pay(s.p, &s.f.costs));
-    c->written = 0;
-    c->fresh = 1;
-    g_assert(!parts_pay(s.p, &s.f.costs));
-    c->fresh = 0;
+    g_assert(!pays_late(&s, LATE_MIN - 1));
+    g_assert(pays_late(&s, LATE_MIN));
+    g_assert(!pays_with(&s, 1, 0, 0));
+    g_assert(!pays_with(&s, 0, 1, 0));
+    g_assert(!pays_with(&s, 0, 0, 1));
     /* not whatever it costs */
     s.f.costs.isolate_ns = 4 * PAGE_WORTH_NS;
-    g_assert(!parts_pay(s.p, &s.f.costs));
-    /* and not a huge page because of that */
+    g_assert(!pays_late(&s, LATE_MIN));
     s.f.costs = costs_guess;
-    c->flags |= CHUNK_HUGE;
+    /* nor all at once: 41.5 us each, 3 ms at most */
+    memset(s.p->act, ACT_KEEP, sizeof(s.p->act));
+    for (unsigned i = 0; i < 160; i += 2) {
+        page_set(s.r, i + 1, PAGE_SWAPPED);
+        want(s.p, i, 1, 10 * i);
+        make(s.p);
+        g_assert(s.p->n_spans == i / 2 + 1);
+        g_assert(pays_late(&s, LATE_MIN) == (i / 2 + 1 <= 72));
+    }
+    for (unsigned i = 0; i < 160; i += 2) {
+        page_set(s.r, i + 1, PAGE_NEW);
+    }
+    scene_end(&s);
+}
+
+/* A huge page is not broken for less because it was refused. */
+static void test_late_huge(void)
+{
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    s.p->split_min_pages = 1;
+    /* some 24 us a page */
+    want(s.p, 100, 10, 7);
     make(s.p);
-    g_assert(!parts_pay(s.p, &s.f.costs));
-    c->written = CHUNK_PAGES;
-    c->fresh = CHUNK_PAGES;
+    g_assert(s.p->breaks && !pays_late(&s, LATE_MIN));
+    s.r->chunk[0].same = 1;
+    g_assert(pays_late(&s, LATE_MIN));
     scene_end(&s);
 }
 
@@ -298,6 +336,7 @@ int main(int argc, char **argv)
     g_test_add_func("/parts/stall", test_stall);
     g_test_add_func("/parts/cold", test_cold);
     g_test_add_func("/parts/late", test_late);
+    g_test_add_func("/parts/late/huge", test_late_huge);
     g_test_add_func("/parts/any", test_any);
     return g_test_run();
 }

@@ -471,6 +471,45 @@ static void test_late_written(void)
     scene_end(&s);
 }
 
+/* One side of it is left: no slot is made that nobody else would map. */
+static void test_late_side(void)
+{
+    KsmStats stats;
+    Scene s;
+
+    if (!scene_late(&s)) {
+        return;
+    }
+    stats = util_stats(s.e);
+    for (unsigned i = 0; i < 30; i++) {
+        mem_fill(s.m, 910, 92000 + i);
+        util_passes(s.e, 1);
+    }
+    g_assert(util_stats(s.e).pages_shared == stats.pages_shared);
+    g_assert(util_stats(s.e).pages_sharing == 256);
+    scene_end(&s);
+}
+
+/* Who is woken by what comes to be equal elsewhere has not waited. */
+static void test_late_woken(void)
+{
+    Scene s;
+
+    if (!scene_late(&s)) {
+        return;
+    }
+    for (unsigned i = 0; i < 20; i++) {
+        scan_wake(s.e, &s.r->chunk[0]);
+        scan_wake(s.e, &s.r->chunk[1]);
+        util_passes(s.e, 1);
+        g_assert(s.r->chunk[0].late <= 1 && s.r->chunk[1].late <= 1);
+    }
+    g_assert(util_stats(s.e).pages_sharing == 256);
+    util_passes(s.e, 200);
+    g_assert(util_stats(s.e).pages_sharing == 257);
+    scene_end(&s);
+}
+
 /* --- pages put back --- */
 
 /* Pages put back: one, for which copying is cheaper, and many. */
@@ -3939,6 +3978,8 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/estimate-ends", test_estimate_ends);
     g_test_add_func("/scan/late", test_late);
     g_test_add_func("/scan/late/written", test_late_written);
+    g_test_add_func("/scan/late/side", test_late_side);
+    g_test_add_func("/scan/late/woken", test_late_woken);
     g_test_add_func("/scan/back", test_back);
     g_test_add_func("/scan/back/written", test_back_written);
     add_sources("/scan/broken/equal", test_broken_equal);

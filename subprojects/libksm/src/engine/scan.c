@@ -71,7 +71,7 @@ void scan_wake(KsmEngine *e, KsmChunk *c)
     if (c->wait && c->failed_in != pass_mark(&e->scan)) {
         c->wait = 0;
         /* what was refused waits, too, and only a look finds it again */
-        c->flags |= CHUNK_VISIT;
+        c->flags |= CHUNK_VISIT | CHUNK_WOKEN;
     }
 }
 
@@ -212,6 +212,7 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
         c->failed_in = merged ? c->failed_in : pass_mark(&e->scan);
         c->tried = c->gain;
         c->wait = 1u << c->backoff;
+        c->late = 0;
     }
     c->yield = (c->yield * 3u + merged * 255u / CHUNK_PAGES) / 4;
     e->total.merge_time += prim.cpu_ns() - cpu;
@@ -413,13 +414,14 @@ static uint64_t pass_rest(KsmEngine *e)
     if (s->settle || (s->skipped && !s->in_vain) || starved_lately(e)) {
         return 0;       /* nor is it owed */
     }
-    if (tail_hurries(e)) {
-        /* the kernel is to have it soon; it is quiet for so long by then */
-        yield.hurry = true;
-        idle = MIN(idle, IDLE_SOON_NS);
-    }
+    yield.hurry = tail_waits(e);
     rest = rhythm_end(&s->rhythm, &yield);
-    return rest ? MAX(idle, rest) : 0;
+    if (!rest) {
+        return 0;
+    }
+    tail_rests(e, yield.hurry);
+    /* the kernel is to have it soon: it is quiet for so long by then */
+    return MAX(yield.hurry ? MIN(idle, IDLE_SOON_NS) : idle, rest);
 }
 
 /*

@@ -19,7 +19,8 @@
 #define REST_DOUBLINGS  6u      /* ... so often, while it is vain as before */
 #define VAIN_SCANS      3u      /* begun: of them two were whole ... */
 #define VAIN_PASSES     8u      /* ... and so many of ours */
-#define HURRIED_MAX     32u
+#define HURRIED_MAX     32u     /* short rests more than long ones ... */
+#define HURRIED_GIVEN   4u      /* ... not counting those that it took */
 #define LOOK_NS         UINT64_C(1000000000)
 #define VMAS_SOME       1024u   /* left for others when we make mappings ... */
 #define VMAS_SHARE      32u     /* ... or this part of all, if that is less */
@@ -148,10 +149,11 @@ static uint16_t chunk_rest(KsmChunk *c)
 
 static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
+    size_t left = vmas_left(&e->vmas);
     KsmChunk *c = &r->chunk[chunk];
     int ret;
 
-    if (vmas_left(&e->vmas) < MIN(VMAS_SOME, e->vmas.limit / VMAS_SHARE)) {
+    if (!left || left < MIN(VMAS_SOME, e->vmas.limit / VMAS_SHARE)) {
         return;
     }
     /* at worst its neighbours are not given */
@@ -162,10 +164,13 @@ static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
     c->tail_scan = e->tail.scans;
     e->tail.chunks++;
     e->tail.given++;
-    e->tail.hurried = 0;
+    if (!c->tail_tries) {
+        e->tail.hurried -= MIN(e->tail.hurried, HURRIED_GIVEN);
+    }
     ret = chunk_advise(r, chunk, MADV_MERGEABLE);
     if (ret < 0) {
         e->tail.refused |= ret == -EINVAL;
+        e->plan.tail = !e->tail.refused;
         vmas_recount(&e->vmas);
         chunk_take(e, r, chunk, chunk_rest(c));
     }
@@ -202,8 +207,8 @@ static bool is_tried(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
     bool anyway = r->dirty == KSM_DIRTY_CHECKSUM ||
                   (e->scan.rhythm.check && (seen || c->lazy));
     uint16_t soon = anyway ? 0 : CHUNK_VISIT;
-    bool later = c->why_not == KSM_REASON_NOT_WORTH &&
-                 !(c->flags & CHUNK_HUGE) && c->backoff <= LATE_BACKOFF;
+    bool later = c->why_not == KSM_REASON_NOT_WORTH && c->wait &&
+                 !(c->flags & CHUNK_HUGE) && c->late <= LATE_MIN;
 
     return !e->tail.eager &&
            (later ||
@@ -277,16 +282,14 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
     }
 }
 
-/*
- * For so many passes that nothing comes of: a chunk that is written now and
- * then waits for ever.
- */
-bool tail_hurries(KsmEngine *e)
+bool tail_waits(const KsmEngine *e)
 {
-    if (!e->tail.waiting) {
-        e->tail.hurried = 0;
-    }
-    return e->tail.waiting && e->tail.hurried++ < HURRIED_MAX;
+    return e->tail.waiting && e->tail.hurried < HURRIED_MAX;
+}
+
+void tail_rests(KsmEngine *e, bool hurry)
+{
+    e->tail.hurried += hurry ? 1 : -(e->tail.hurried > 0);
 }
 
 void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk)

@@ -3,10 +3,11 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A page that stands alone is not worth a mapping of the pool; ksmd merges it
- * without one.  But what it is given it scans for ever, page by page.  So it is
- * given chunks in which equal pages were left, by MADV_MERGEABLE, once they are
- * quiet; and they are taken away again, and rest, if they are written, or if
+ * A page that stands alone costs a mapping of the pool, and an isolation; ksmd
+ * merges it without.  But what it is given it scans for ever, page by page, and
+ * it does not see the pool.  So it is given chunks in which equal pages were left
+ * (for which there are no mappings, or which are dear here even where they are
+ * cold: parts.h), by MADV_MERGEABLE, once they are quiet; and they are taken away again, and rest, if they are written, or if
  * it found nothing there in two whole scans; then longer each time.  A chunk
  * where it has merged pages is not taken away: that would cost them.
  *
@@ -30,9 +31,12 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end);
 
 /*
  * At the end of a pass: is the next one to come soon, because chunks wait to be
- * given?
+ * given?  Not for ever: one that is written now and then is never given.
  */
-bool tail_hurries(KsmEngine *e);
+bool tail_waits(const KsmEngine *e);
+
+/* The rest after it is short because of that, or it is not. */
+void tail_rests(KsmEngine *e, bool hurry);
 
 /* The same for one whose region rests: nothing is given. */
 void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk);

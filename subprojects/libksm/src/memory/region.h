@@ -89,6 +89,7 @@ typedef enum PageState {
 #define CHUNK_LOOSE     0x1000u /* a huge page that is not protected: loose.h */
 #define CHUNK_STIRRED   0x2000u /* LOOSE: had changed, or new, in this pass */
 #define CHUNK_STILL     0x4000u /* LOOSE: seen in this pass, as it was */
+#define CHUNK_WOKEN     0x8000u /* planned before its wait is over */
 
 #define GROUP_CHUNKS    64u
 #define GROUP_PAGES     (GROUP_CHUNKS * CHUNK_PAGES)
@@ -122,6 +123,7 @@ typedef struct KsmChunk {
     uint8_t hot;        /* log2 of passes between looks for writes; LOOSE: 4 */
     uint8_t hot_wait;   /* of those still to go */
     uint8_t same;       /* huge: looks in a row that found all as it was */
+    uint8_t late;       /* else: refusals in a row for what it costs */
     uint8_t away;       /* log2 of passes between looks for SWAPPED pages */
     uint8_t away_wait;  /* of those still to go; 0: none is SWAPPED */
     uint8_t visited_in; /* mark of a pass; 0: none */

@@ -9,11 +9,18 @@
 #define FILL_GAIN_NS    128u    /* a page, for what is still in the cache */
 #define COLD_SHARE      4u      /* of what others must save is enough ... */
 #define COLD_WORTH      4u      /* ... and each page may cost so much more */
+#define LATE_NS         UINT64_C(3000000)   /* ... but not all, if late */
 
 static bool is_cold(const KsmChunk *c)
 {
-    return c->flags & CHUNK_HUGE
-           ? c->same : c->backoff >= LATE_BACKOFF && !(c->written + c->fresh);
+    return (c->flags & CHUNK_HUGE) && c->same;
+}
+
+/* What is written after such a merge stays broken, and keeps its mapping. */
+bool parts_late(const KsmChunk *c)
+{
+    return !(c->flags & CHUNK_HUGE) && c->late >= LATE_MIN &&
+           !(c->written + c->fresh + c->broken);
 }
 
 unsigned parts_gain(const KsmPlan *p, const KsmChunk *c)
@@ -167,12 +174,23 @@ void parts_make(KsmPlan *p)
     }
 }
 
+/* What so many pages of the chunk may cost; ns. */
+static uint64_t pages_worth(const KsmChunk *c, unsigned pages)
+{
+    uint64_t worth = pages * PAGE_WORTH_NS;
+
+    if (is_cold(c)) {
+        return worth * COLD_WORTH;
+    }
+    /* many spans: whoever discards waits for all of them */
+    return parts_late(c) ? MAX(worth, MIN(worth * COLD_WORTH, LATE_NS)) : worth;
+}
+
 bool parts_pay(const KsmPlan *p, const KsmCosts *c)
 {
     const KsmChunk *chunk = &p->region->chunk[p->chunk];
     unsigned gain = p->zero + p->map + p->fresh;
-    uint64_t worth = PAGE_WORTH_NS * (is_cold(chunk) ? COLD_WORTH : 1);
 
     return gain && gain >= parts_gain(p, chunk) &&
-           (parts_cost(p, c) + p->runs * c->map_ns) / gain <= worth;
+           parts_cost(p, c) + p->runs * c->map_ns <= pages_worth(chunk, gain);
 }

@@ -14,9 +14,10 @@
  * later look found as it was (cold) may go for less: that is saved for long.
  *
  * Of small pages what came to be equal late stands alone between what is merged
- * already, each page an isolation of its own.  Where it was refused, and waited,
- * and nothing around it was written (cold), it may cost more, too: ksmd, to find
- * it, would look at all of the chunk twice, and it does not see the pool.
+ * already, each page an isolation of its own.  Where it was refused for that, and
+ * waited, twice, and nothing around it is written, or was since it was merged
+ * (cold), it may cost more, too: ksmd, to find it, would look at all of the chunk
+ * twice, and it does not see the pool.
  */
 #ifndef KSM_PARTS_H
 #define KSM_PARTS_H
@@ -24,10 +25,13 @@
 #include "merge/planned.h"
 
 /* Small pages are not cold before their chunk was refused so often. */
-#define LATE_BACKOFF    2u
+#define LATE_MIN        2u
 
 /* Pages that merging must save here. */
 unsigned parts_gain(const KsmPlan *p, const KsmChunk *c);
+
+/* Small pages that are cold: they may cost more than others. */
+bool parts_late(const KsmChunk *c);
 
 /* Acts are made and counted: sets @span, @n_spans, @kept and @breaks. */
 void parts_make(KsmPlan *p);

@@ -29,13 +29,27 @@ bool plan_ripe(const KsmPlan *p, const KsmRegion *r, size_t chunk)
            (c->wait == 0 || c->gain > c->tried + c->tried / 4 + 8);
 }
 
+/* For runs: what is left to the kernel takes some, too. */
+static size_t mappings_left(const KsmPlan *p)
+{
+    size_t left = vmas_left(p->vmas);
+
+    return left - MIN(left, p->tail ? p->vmas->limit / TAIL_SHARE : 0);
+}
+
 /* @paid: the costs are all that is against it, and they may be less by then. */
 static bool refuse(KsmPlan *p, KsmChunk *c, KsmReason reason, bool paid)
 {
     /* others were to have the mappings first, and have not taken them all */
     bool soon = reason == KSM_REASON_VMA_LIMIT &&
-                cut_has_left(vmas_left(p->vmas), p->vmas->limit);
+                cut_has_left(mappings_left(p), p->vmas->limit);
 
+    if (reason != KSM_REASON_NOT_WORTH || paid || (c->flags & CHUNK_HUGE)) {
+        c->late = 0;
+    } else if (!c->wait && !(c->flags & CHUNK_WOKEN)) {
+        c->late = MIN(c->late + 1, LATE_MIN + 1);
+    }
+    c->flags &= ~CHUNK_WOKEN;
     costs_doubt(p->costs);
     chunk_set_reason(p->region, c, reason);
     c->tried = c->gain;
@@ -61,6 +75,9 @@ static bool partner_worth(KsmPlan *p, uint32_t place)
         return !r->rests && r->ops && r->ops->busy &&
                quiet_pays(p->costs, r, page,
                           content_tag(r, p->hasher->zero));
+    }
+    if (parts_late(&p->region->chunk[p->chunk]) && (c->written + c->fresh)) {
+        return false;       /* as long as that goes on */
     }
     return c->gain >= parts_gain(p, c) &&
            sample_chunk(&p->sampler, r, page / CHUNK_PAGES) &&
@@ -344,7 +361,7 @@ static unsigned run_pages(const KsmPlan *p, unsigned i)
 
 /*
  * Pages that want mappings, here and elsewhere, as far as is known: not those
- * that are not worth it, whatever mappings there are.
+ * that are not worth it, which have what is left, late.
  */
 static uint64_t pages_todo(const KsmPlan *p)
 {
@@ -363,14 +380,6 @@ static uint64_t pages_todo(const KsmPlan *p)
     known = equal + count[PAGE_UNIQUE];
     return count[PAGE_EQUAL] - MIN(count[PAGE_EQUAL], unworthy) +
            count[PAGE_NEW] * equal / MAX(known, 1);
-}
-
-/* For runs: what is left to the kernel takes some, too. */
-static size_t mappings_left(const KsmPlan *p)
-{
-    size_t left = vmas_left(p->vmas);
-
-    return left - MIN(left, p->tail ? p->vmas->limit / TAIL_SHARE : 0);
 }
 
 /* Drops the runs that are to have no mappings. */
@@ -599,7 +608,9 @@ static bool plan_settle(KsmPlan *p, KsmChunk *c, bool first)
         return put_off(p, c);
     }
     plan_release(p);
-    return refuse(p, c, p->why, parts_pay(p, &costs_guess));
+    /* late ones were given all the time there is */
+    return refuse(p, c, p->why,
+                  !parts_late(c) && parts_pay(p, &costs_guess));
 }
 
 bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
