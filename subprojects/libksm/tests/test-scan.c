@@ -472,8 +472,9 @@ static void test_late_written(void)
 }
 
 /* One side of it is left: no slot is made that nobody else would map. */
-static void test_late_side(void)
+static void test_late_side(gconstpointer data)
 {
+    size_t page = GPOINTER_TO_SIZE(data);
     KsmStats stats;
     Scene s;
 
@@ -482,7 +483,7 @@ static void test_late_side(void)
     }
     stats = util_stats(s.e);
     for (unsigned i = 0; i < 30; i++) {
-        mem_fill(s.m, 910, 92000 + i);
+        mem_fill(s.m, page, 92000 + i);
         util_passes(s.e, 1);
     }
     g_assert(util_stats(s.e).pages_shared == stats.pages_shared);
@@ -3978,7 +3979,10 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/estimate-ends", test_estimate_ends);
     g_test_add_func("/scan/late", test_late);
     g_test_add_func("/scan/late/written", test_late_written);
-    g_test_add_func("/scan/late/side", test_late_side);
+    g_test_add_data_func("/scan/late/side/first", GSIZE_TO_POINTER(310),
+                         test_late_side);
+    g_test_add_data_func("/scan/late/side/second", GSIZE_TO_POINTER(910),
+                         test_late_side);
     g_test_add_func("/scan/late/woken", test_late_woken);
     g_test_add_func("/scan/back", test_back);
     g_test_add_func("/scan/back/written", test_back_written);

@@ -167,6 +167,72 @@ static void test_share(void)
     l.e->vmas.used = l.e->vmas.limit - MIN(1024, l.e->vmas.limit / 32) / 2;
     passes(&l, 40);
     g_assert(util_stats(l.e).kernel_left == 0);
+    /* least of all where there are none at all */
+    l.e->vmas.reserve = SIZE_MAX;
+    vmas_recount(&l.e->vmas);
+    passes(&l, 10);
+    g_assert(l.e->vmas.limit == 0 && util_stats(l.e).kernel_left == 0);
+    left_end(&l);
+}
+
+/*
+ * Where only the tail's share is left those that were refused for it are not
+ * tried soon; it says nothing of what they cost.
+ */
+static void test_refused(void)
+{
+    unsigned n = 0;
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    l.r->chunk[0].late = l.r->chunk[1].late = 1;
+    passes(&l, 60);
+    for (unsigned i = 0; i < 2; i++) {
+        const KsmChunk *c = &l.r->chunk[i];
+
+        if (c->why_not == KSM_REASON_VMA_LIMIT) {
+            g_assert(c->backoff > 3 && c->late == 0);
+            n++;
+        }
+    }
+    g_assert(n > 0);
+    left_end(&l);
+}
+
+/* A rest is as long where one is looked at meanwhile, and nobody waits for it. */
+static void test_rest_same(void)
+{
+    unsigned n = 0;
+    KsmChunk *c;
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    passes(&l, 8);
+    g_assert(ksm_unmerge(l.r, 0, 2 * CHUNK) == 0);
+    passes(&l, 1);
+    c = l.r->chunk;
+    c[0].tail_wait = c[1].tail_wait = 12;
+    while (c[0].tail_wait > 3) {
+        g_assert(++n < 20);
+        c[1].flags |= CHUNK_VISIT;
+        passes(&l, 1);
+        g_assert(c[0].tail_wait == c[1].tail_wait);
+        g_assert(l.e->tail.waiting == 0);
+    }
+    /* from now on it is to be calm; that it is looked at is not the end of it */
+    for (unsigned i = 0; i < 4; i++) {
+        c[0].flags |= CHUNK_VISIT;
+        c[1].flags |= CHUNK_VISIT;
+        passes(&l, 1);
+        g_assert(c[0].tail_wait == 2 && c[1].tail_wait == 2);
+        g_assert(l.e->tail.waiting == 2);
+    }
+    passes(&l, 12);
+    g_assert(util_stats(l.e).kernel_left == 2 * CHUNK);
     left_end(&l);
 }
 
@@ -837,6 +903,8 @@ int main(int argc, char **argv)
     g_test_add_data_func("/tail/given/rare/checksum",
                          GINT_TO_POINTER(KSM_DIRTY_CHECKSUM), test_given_rare);
     g_test_add_func("/tail/share", test_share);
+    g_test_add_func("/tail/refused", test_refused);
+    g_test_add_func("/tail/rest/same", test_rest_same);
     g_test_add_func("/tail/soon", test_soon);
     g_test_add_func("/tail/soon/not", test_soon_not);
     g_test_add_func("/tail/soon/given", test_soon_given);
