@@ -7,9 +7,10 @@
  * merges it without.  But what it is given it scans for ever, page by page, and
  * it does not see the pool.  So it is given chunks in which equal pages were left
  * (for which there are no mappings, or which are dear here even where they are
- * cold: parts.h), by MADV_MERGEABLE, once they are quiet; and they are taken away again, and rest, if they are written, or if
- * it found nothing there in two whole scans; then longer each time.  A chunk
- * where it has merged pages is not taken away: that would cost them.
+ * cold: parts.h), by MADV_MERGEABLE, once they are quiet; and they are taken away
+ * again, and rest, if they are written, or if it found nothing there in two whole
+ * scans; then longer each time.  A chunk where it has merged pages is not taken
+ * away: that would cost them.
  *
  * Which pages it has merged their page tables tell: present, anonymous, and
  * mapped by others, too.  In memory that no child inherits nothing else is;
