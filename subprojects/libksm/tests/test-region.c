@@ -529,8 +529,9 @@ static void test_kept(void)
     }
     chunk_want(r, 1);
     g_assert(r->chunk[1].flags == CHUNK_VISIT && !chunk_is_live(r, 1));
-    r->chunk[1].flags = CHUNK_ARMED | CHUNK_SEEN | CHUNK_HUGE;
-    r->chunk[1].hot = r->chunk[1].backoff = 3;
+    /* what only tells of pages that were there is not */
+    r->chunk[1].flags = CHUNK_ARMED | CHUNK_SEEN | CHUNK_HUGE | CHUNK_WOKEN;
+    r->chunk[1].hot = r->chunk[1].backoff = r->chunk[1].late = 3;
     chunk_forget(r, 1);
     g_assert(chunk_is_bare(r, 1) && !r->chunk[1].flags && !r->chunk[1].hot);
     /* the others have pages that are outside */

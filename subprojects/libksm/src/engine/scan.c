@@ -213,6 +213,7 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
         c->tried = c->gain;
         c->wait = 1u << c->backoff;
         c->late = 0;
+        c->flags &= ~CHUNK_WOKEN;
     }
     c->yield = (c->yield * 3u + merged * 255u / CHUNK_PAGES) / 4;
     e->total.merge_time += prim.cpu_ns() - cpu;

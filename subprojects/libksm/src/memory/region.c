@@ -112,7 +112,8 @@ static void chunk_deaden(KsmRegion *r, size_t chunk)
 void chunk_forget(KsmRegion *r, size_t chunk)
 {
     const uint16_t idle = CHUNK_ARMED | CHUNK_HUGE | CHUNK_SEEN | CHUNK_LIVE |
-                          CHUNK_LOOSE | CHUNK_STIRRED | CHUNK_STILL;
+                          CHUNK_LOOSE | CHUNK_STIRRED | CHUNK_STILL |
+                          CHUNK_WOKEN;
     KsmGroup *g = &r->group[chunk / GROUP_CHUNKS];
     KsmChunk *c = &r->chunk[chunk];
     size_t page = chunk * CHUNK_PAGES;

@@ -89,7 +89,7 @@ typedef enum PageState {
 #define CHUNK_LOOSE     0x1000u /* a huge page that is not protected: loose.h */
 #define CHUNK_STIRRED   0x2000u /* LOOSE: had changed, or new, in this pass */
 #define CHUNK_STILL     0x4000u /* LOOSE: seen in this pass, as it was */
-#define CHUNK_WOKEN     0x8000u /* planned before its wait is over */
+#define CHUNK_WOKEN     0x8000u /* its wait was ended before its time */
 
 #define GROUP_CHUNKS    64u
 #define GROUP_PAGES     (GROUP_CHUNKS * CHUNK_PAGES)
