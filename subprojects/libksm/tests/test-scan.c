@@ -454,27 +454,20 @@ static void test_late(void)
     scene_end(&s);
 }
 
-/* ... and nothing is written around it. */
-static void test_late_written(void)
-{
-    Scene s;
+static const struct {
+    const char *name;
+    size_t first, second;   /* pages that are written beside it; 0: none */
+} beside[] = {
+    { "both", 310, 910 }, { "first", 310, 0 }, { "second", 0, 910 },
+};
 
-    if (!scene_late(&s)) {
-        return;
-    }
-    for (unsigned i = 0; i < 30; i++) {
-        mem_fill(s.m, 310, 91000 + i);
-        mem_fill(s.m, 910, 92000 + i);
-        util_passes(s.e, 1);
-    }
-    g_assert(util_stats(s.e).pages_sharing == 256);
-    scene_end(&s);
-}
-
-/* One side of it is left: no slot is made that nobody else would map. */
-static void test_late_side(gconstpointer data)
+/*
+ * ... and nothing is written around it.  If that is so on one side of it only,
+ * no slot is made that nobody else would map.
+ */
+static void test_late_beside(gconstpointer data)
 {
-    size_t page = GPOINTER_TO_SIZE(data);
+    size_t i = GPOINTER_TO_SIZE(data);
     KsmStats stats;
     Scene s;
 
@@ -482,8 +475,13 @@ static void test_late_side(gconstpointer data)
         return;
     }
     stats = util_stats(s.e);
-    for (unsigned i = 0; i < 30; i++) {
-        mem_fill(s.m, page, 92000 + i);
+    for (unsigned k = 0; k < 30; k++) {
+        if (beside[i].first) {
+            mem_fill(s.m, beside[i].first, 91000 + k);
+        }
+        if (beside[i].second) {
+            mem_fill(s.m, beside[i].second, 92000 + k);
+        }
         util_passes(s.e, 1);
     }
     g_assert(util_stats(s.e).pages_shared == stats.pages_shared);
@@ -3978,11 +3976,12 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/page-cost", test_page_cost);
     g_test_add_func("/scan/estimate-ends", test_estimate_ends);
     g_test_add_func("/scan/late", test_late);
-    g_test_add_func("/scan/late/written", test_late_written);
-    g_test_add_data_func("/scan/late/side/first", GSIZE_TO_POINTER(310),
-                         test_late_side);
-    g_test_add_data_func("/scan/late/side/second", GSIZE_TO_POINTER(910),
-                         test_late_side);
+    for (size_t i = 0; i < G_N_ELEMENTS(beside); i++) {
+        g_autofree char *path = g_strdup_printf("/scan/late/beside/%s",
+                                                beside[i].name);
+
+        g_test_add_data_func(path, GSIZE_TO_POINTER(i), test_late_beside);
+    }
     g_test_add_func("/scan/late/woken", test_late_woken);
     g_test_add_func("/scan/back", test_back);
     g_test_add_func("/scan/back/written", test_back_written);
