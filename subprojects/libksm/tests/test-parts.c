@@ -206,6 +206,7 @@ static bool pays_with(Scene *s, unsigned written, unsigned fresh,
     c->written = written;
     c->fresh = fresh;
     c->broken = broken;
+    s->p->late = parts_late(c);
     pays = parts_pay(s->p, &s->f.costs);
     *c = found;
     return pays;

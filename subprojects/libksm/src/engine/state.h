@@ -98,7 +98,7 @@ typedef struct KsmTail {
     bool eager;             /* tests: all is left to it, quiet or not */
     size_t chunks;          /* that are marked */
     size_t waiting;         /* that will be, as far as this pass knows */
-    unsigned hurried;       /* passes lately, because of those */
+    unsigned hurried;       /* short rests for those, less long ones */
     uint64_t given;         /* times that one was, ever */
     uint64_t looked_ns;     /* when its figures were read */
     uint8_t scans;          /* low bits of its full scans, then */

@@ -19,8 +19,8 @@
 #define REST_DOUBLINGS  6u      /* ... so often, while it is vain as before */
 #define VAIN_SCANS      3u      /* begun: of them two were whole ... */
 #define VAIN_PASSES     8u      /* ... and so many of ours */
-#define HURRIED_MAX     32u     /* short rests more than long ones ... */
-#define HURRIED_GIVEN   4u      /* ... not counting those that it took */
+#define HURRIED_MAX     32u     /* short rests more than long ones */
+#define TRIED_MAX       32u     /* passes that what is tried holds it back */
 #define LOOK_NS         UINT64_C(1000000000)
 #define VMAS_SOME       1024u   /* left for others when we make mappings ... */
 #define VMAS_SHARE      32u     /* ... or this part of all, if that is less */
@@ -164,9 +164,6 @@ static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
     c->tail_scan = e->tail.scans;
     e->tail.chunks++;
     e->tail.given++;
-    if (!c->tail_tries) {
-        e->tail.hurried -= MIN(e->tail.hurried, HURRIED_GIVEN);
-    }
     ret = chunk_advise(r, chunk, MADV_MERGEABLE);
     if (ret < 0) {
         e->tail.refused |= ret == -EINVAL;
@@ -207,7 +204,8 @@ static bool is_tried(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
     bool anyway = r->dirty == KSM_DIRTY_CHECKSUM ||
                   (e->scan.rhythm.check && (seen || c->lazy));
     uint16_t soon = anyway ? 0 : CHUNK_VISIT;
-    bool later = c->why_not == KSM_REASON_NOT_WORTH && c->wait &&
+    bool later = c->why_not == KSM_REASON_NOT_WORTH &&
+                 (c->wait || (c->flags & CHUNK_VISIT)) &&
                  !(c->flags & CHUNK_HUGE) && c->late <= LATE_MIN;
 
     return !e->tail.eager &&
@@ -222,11 +220,14 @@ static bool is_tried(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
 static void left_pass(KsmEngine *e, KsmRegion *r, size_t chunk, bool may)
 {
     KsmChunk *c = &r->chunk[chunk];
-    bool tried = is_tried(e, r, c);
+    bool tried = is_tried(e, r, c) && c->tail_vain < TRIED_MAX;
 
     if (c->tail_wait > (tried ? QUIET_PASSES : 0)) {
         c->tail_wait--;
-    } else if (!tried) {
+    } else if (tried) {
+        /* that may be for ever, and giving it does not end it */
+        c->tail_vain++;
+    } else {
         if (may) {
             chunk_give(e, r, chunk);
         }
@@ -276,6 +277,7 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
             }
         } else if (!is_left(e, r, c)) {
             c->tail_wait = MAX(c->tail_wait, QUIET_PASSES);
+            c->tail_vain = 0;
         } else {
             left_pass(e, r, i, may);
         }

@@ -32,7 +32,7 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end);
 
 /*
  * At the end of a pass: is the next one to come soon, because chunks wait to be
- * given?  Not for ever: one that is written now and then is never given.
+ * given?  Not for ever: there may always be one.
  */
 bool tail_waits(const KsmEngine *e);
 

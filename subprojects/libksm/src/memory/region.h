@@ -132,7 +132,8 @@ typedef struct KsmChunk {
     uint8_t calm;       /* looks, see rhythm.h, since the last restoring */
     uint8_t restored;   /* log2 of the looks until more may be */
     uint8_t tail_scan;  /* low bits of the kernel's scans when it was */
-    uint8_t tail_vain;  /* passes in which it merged nothing there */
+    uint8_t tail_vain;  /* passes in which it merged nothing there; or,
+                           before, that it was held back */
     uint8_t tail_tries; /* since that or writes: log2 of the next rest */
 } KsmChunk;
 

@@ -175,15 +175,15 @@ void parts_make(KsmPlan *p)
 }
 
 /* What so many pages of the chunk may cost; ns. */
-static uint64_t pages_worth(const KsmChunk *c, unsigned pages)
+static uint64_t pages_worth(const KsmPlan *p, unsigned pages)
 {
     uint64_t worth = pages * PAGE_WORTH_NS;
 
-    if (is_cold(c)) {
+    if (is_cold(&p->region->chunk[p->chunk])) {
         return worth * COLD_WORTH;
     }
     /* many spans: whoever discards waits for all of them */
-    return parts_late(c) ? MAX(worth, MIN(worth * COLD_WORTH, LATE_NS)) : worth;
+    return p->late ? MAX(worth, MIN(worth * COLD_WORTH, LATE_NS)) : worth;
 }
 
 bool parts_pay(const KsmPlan *p, const KsmCosts *c)
@@ -192,5 +192,5 @@ bool parts_pay(const KsmPlan *p, const KsmCosts *c)
     unsigned gain = p->zero + p->map + p->fresh;
 
     return gain && gain >= parts_gain(p, chunk) &&
-           parts_cost(p, c) + p->runs * c->map_ns <= pages_worth(chunk, gain);
+           parts_cost(p, c) + p->runs * c->map_ns <= pages_worth(p, gain);
 }

@@ -76,8 +76,8 @@ static bool partner_worth(KsmPlan *p, uint32_t place)
                quiet_pays(p->costs, r, page,
                           content_tag(r, p->hasher->zero));
     }
-    if (parts_late(&p->region->chunk[p->chunk]) && (c->written + c->fresh)) {
-        return false;       /* as long as that goes on */
+    if (p->late && !(c->flags & CHUNK_HUGE) && !parts_late(c)) {
+        return false;       /* for now; it would be too dear there */
     }
     return c->gain >= parts_gain(p, c) &&
            sample_chunk(&p->sampler, r, page / CHUNK_PAGES) &&
@@ -587,6 +587,8 @@ static bool put_off(KsmPlan *p, KsmChunk *c)
     return false;
 }
 
+static bool plan_at_price(KsmPlan *p, KsmRegion *r, size_t chunk);
+
 /*
  * A chunk is put off once: pages offered again and again do not keep the others
  * from being merged.  @first: nothing of it was cut yet.
@@ -608,12 +610,15 @@ static bool plan_settle(KsmPlan *p, KsmChunk *c, bool first)
         return put_off(p, c);
     }
     plan_release(p);
+    if (!p->late && parts_late(c) && !p->n_partners) {
+        p->late = true;
+        return plan_at_price(p, p->region, p->chunk);
+    }
     /* late ones were given all the time there is */
-    return refuse(p, c, p->why,
-                  !parts_late(c) && parts_pay(p, &costs_guess));
+    return refuse(p, c, p->why, !p->late && parts_pay(p, &costs_guess));
 }
 
-bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
+static bool plan_at_price(KsmPlan *p, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
 
@@ -641,4 +646,10 @@ bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
     chunk_set_reason(r, c, p->why == KSM_REASON_VMA_LIMIT
                            ? p->why : KSM_REASON_NOT_WORTH);
     return true;
+}
+
+bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
+{
+    p->late = false;
+    return plan_at_price(p, r, chunk);
 }

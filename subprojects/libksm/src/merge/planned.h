@@ -67,6 +67,7 @@ typedef struct KsmPlan {
     unsigned offered;               /* pages that wait for an answer */
     unsigned busy;                  /* of them: could not even be offered */
     KsmReason why;                  /* pages are left */
+    bool late;                      /* made at the price of parts_late() */
     bool doubtful;                  /* refused by estimates alone */
     unsigned runs;                  /* mappings it will need */
     uint32_t partner[CHUNK_PAGES];  /* ids of chunks that can be merged now */
