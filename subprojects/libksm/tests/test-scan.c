@@ -432,8 +432,6 @@ static bool scene_late(Scene *s)
     mem_fill_run(s->m, 512, 256, 1, 1);
     util_passes(s->e, 4);
     g_assert(util_stats(s->e).pages_sharing == 256);
-    /* what a span costs is the same on any machine */
-    prim.cpu_ns = util_cpu_by_call;
     s->e->costs = costs_guess;
     mem_fill(s->m, 300, 90000);
     mem_fill(s->m, 900, 90000);
@@ -453,7 +451,6 @@ static void test_late(void)
     }
     util_passes(s.e, 20);
     g_assert(util_stats(s.e).pages_sharing == 257);
-    prim.cpu_ns = prim_real.cpu_ns;
     scene_end(&s);
 }
 
@@ -489,7 +486,6 @@ static void test_late_beside(gconstpointer data)
     }
     g_assert(util_stats(s.e).pages_shared == stats.pages_shared);
     g_assert(util_stats(s.e).pages_sharing == 256);
-    prim.cpu_ns = prim_real.cpu_ns;
     scene_end(&s);
 }
 
@@ -512,7 +508,6 @@ static void test_late_more(gconstpointer data)
         util_passes(s.e, 1);
     }
     g_assert(util_stats(s.e).pages_sharing >= 256 + 100);
-    prim.cpu_ns = prim_real.cpu_ns;
     scene_end(&s);
 }
 
@@ -535,7 +530,6 @@ static void test_late_woken(void)
     g_assert(util_stats(s.e).pages_shared == 256);
     util_passes(s.e, 200);
     g_assert(util_stats(s.e).pages_sharing == 257);
-    prim.cpu_ns = prim_real.cpu_ns;
     scene_end(&s);
 }
 
