@@ -587,8 +587,6 @@ static bool put_off(KsmPlan *p, KsmChunk *c)
     return false;
 }
 
-static bool plan_at_price(KsmPlan *p, KsmRegion *r, size_t chunk);
-
 /*
  * A chunk is put off once: pages offered again and again do not keep the others
  * from being merged.  @first: nothing of it was cut yet.
@@ -611,14 +609,15 @@ static bool plan_settle(KsmPlan *p, KsmChunk *c, bool first)
     }
     plan_release(p);
     if (!p->late && parts_late(c) && !p->n_partners) {
-        p->late = true;
-        return plan_at_price(p, p->region, p->chunk);
+        p->late = true;     /* it is to be made once more, at that price */
+        return false;
     }
     /* late ones were given all the time there is */
     return refuse(p, c, p->why, !p->late && parts_pay(p, &costs_guess));
 }
 
-static bool plan_at_price(KsmPlan *p, KsmRegion *r, size_t chunk)
+/* False, and p->late set meanwhile: another try, at that price, may pay. */
+static bool plan_once(KsmPlan *p, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
 
@@ -651,5 +650,5 @@ static bool plan_at_price(KsmPlan *p, KsmRegion *r, size_t chunk)
 bool plan_make(KsmPlan *p, KsmRegion *r, size_t chunk)
 {
     p->late = false;
-    return plan_at_price(p, r, chunk);
+    return plan_once(p, r, chunk) || (p->late && plan_once(p, r, chunk));
 }
