@@ -573,6 +573,41 @@ static void test_held_again(void)
     scene_end(&s);
 }
 
+/* Dropping many takes time: not that of passes, for which it is no reason. */
+static void test_held_rest(void)
+{
+    const FakeStoreHabits habits = { .want = 100 };
+    uint64_t passes;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    ksm_engine_set_vma_reserve(s.e, SIZE_MAX);
+    for (unsigned i = 0; i < 100000 && asks_count(&s.e->asks).users < 512;
+         i++) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(asks_count(&s.e->asks).users == 512);
+    while (s.e->scan.phase != PHASE_START) {
+        ksm_step(s.e, 1);
+    }
+    s.e->scan.pass += 1000;     /* they are old */
+    /* a pass, and what is left of them when it has ended is not another's */
+    passes = util_stats(s.e).full_scans;
+    ksm_step(s.e, 1000000000);
+    g_assert(util_stats(s.e).full_scans == passes + 1);
+    /* and they need none */
+    s.e->scan.due = prim.now_ns() + UINT64_C(3600000000000);
+    for (unsigned i = 0; i < 1000 && asks_count(&s.e->asks).users; i++) {
+        ksm_step(s.e, 0);
+    }
+    g_assert(asks_count(&s.e->asks).users == 0);
+    g_assert(util_stats(s.e).full_scans == passes + 1);
+    scene_end(&s);
+}
+
 /* ... though merging is off. */
 static void test_held_off(void)
 {
@@ -1338,6 +1373,7 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/removed", test_removed);
     g_test_add_func("/answers/held/on", test_held);
     g_test_add_func("/answers/held/again", test_held_again);
+    g_test_add_func("/answers/held/rest", test_held_rest);
     g_test_add_func("/answers/held/off", test_held_off);
     g_test_add_func("/answers/busy/small", test_busy);
     g_test_add_func("/answers/busy/huge", test_busy_huge);

@@ -738,36 +738,39 @@ static bool engine_has_work(const KsmEngine *e)
     return !e->dead && e->regions->len && (e->run || scan_has_books(e));
 }
 
+/* A step of the pass, or between passes of what does not wait for the next. */
+static bool work_step(KsmEngine *e, bool *between)
+{
+    bool crowded, more = engine_upkeep(e, &crowded);
+
+    if (*between) {
+        return more | (e->run && (discard_settle(e) || scan_ripe(e)));
+    }
+    if (!crowded) {
+        /* the next pass has its time, whatever there is left to do till then */
+        *between = !scan_step(e);
+        more |= !*between;
+    }
+    return more;
+}
+
 int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
 {
     KsmEngine *e = engine;
-    bool more = true, crowded;
+    bool more = true, between;
     int64_t pause;
 
     lock_take(&e->lock);
     budget_begin(&e->budget, e->cfg.max_cpu, max_ns);
-    if (!max_ns && engine_has_work(e) && e->scan.phase == PHASE_START &&
-        prim.now_ns() < e->scan.due) {
-        /* between passes only answers and what was freed is looked after */
-        do {
-            index_keep_room(e);
-            more = answers_take(e);
-            more |= e->run && (discard_settle(e) || scan_ripe(e) ||
-                               follow_step(e));
-            lock_release(&e->lock);
-            lock_take(&e->lock);
-        } while (more && engine_has_work(e) &&
-                 budget_used(&e->budget) < e->budget.limit);
-    } else {
-        while (more && engine_has_work(e)) {
-            more = engine_upkeep(e, &crowded);
-            more |= !crowded && scan_step(e);
-            if (budget_used(&e->budget) >= e->budget.limit) {
-                break;
-            }
-            lock_release(&e->lock);
-            lock_take(&e->lock);
+    between = !max_ns && e->scan.phase == PHASE_START &&
+              prim.now_ns() < e->scan.due;
+    while (more && engine_has_work(e)) {
+        more = work_step(e, &between);
+        if (budget_used(&e->budget) >= e->budget.limit) {
+            break;
         }
+        lock_release(&e->lock);
+        lock_take(&e->lock);
     }
     /* what is left when the time is used up is for the next step */
     pause = engine_has_work(e) ? step_pause(e, more) : -1;
