@@ -441,7 +441,7 @@ static bool scene_late(Scene *s)
     return true;
 }
 
-/* A page that stands alone is merged where it stays so for long ... */
+/* A page that stands alone is merged where it stays so for some passes ... */
 static void test_late(void)
 {
     Scene s;
@@ -449,7 +449,7 @@ static void test_late(void)
     if (!scene_late(&s)) {
         return;
     }
-    util_passes(s.e, 20);
+    util_passes(s.e, 3);
     g_assert(util_stats(s.e).pages_sharing == 257);
     scene_end(&s);
 }
@@ -2894,6 +2894,8 @@ static void test_taken(void)
     if (!twins_start(&s)) {
         return;
     }
+    /* none is merged, however late */
+    ksm_engine_set_vma_reserve(s.e, SIZE_MAX);
     mem_fill_run(s.m, 0, PAGES, 1000, 1);
     mem_fill(s.m, 5, CONTENT_A);
     mem_fill(s.m, 6, CONTENT_Y);
@@ -2949,7 +2951,8 @@ static void test_taken_late(void)
         mem_fill(s.m, chunk * 512 + 30, CONTENT_Y);
     }
     util_passes(s.e, 6);
-    g_assert(util_stats(s.e).pages_sharing == 64);
+    /* and one that stood alone */
+    g_assert(util_stats(s.e).pages_sharing == 65);
     for (unsigned chunk = 0; chunk < 2; chunk++) {
         mem_fill_run(s.m, chunk * 512, 512, 5000, 1);
         mem_fill(s.m, chunk * 512 + 100, chunk ? CONTENT_X : CONTENT_A);

@@ -289,7 +289,7 @@ static uint64_t lonely_too(unsigned i)
 }
 
 /* Its slot has been let go, then, and no state tells that it is the first. */
-static void test_not_worth(void)
+static void test_left(void)
 {
     gint64 begin = g_get_monotonic_time(), now;
     Host a = { 0 }, b = { 0 };
@@ -299,6 +299,8 @@ static void test_not_worth(void)
     host_start(&a, "a", NULL, lonely);
     b.socket = a.socket;
     member_start(&b, lonely_too);
+    ksm_engine_set_vma_reserve(a.engine, SIZE_MAX);
+    ksm_engine_set_vma_reserve(b.engine, SIZE_MAX);
     do {
         g_assert(ksm_step(a.engine, 0) >= 0 && ksm_step(b.engine, 0) >= 0);
         g_usleep(1000);
@@ -306,7 +308,7 @@ static void test_not_worth(void)
         g_assert(now < begin + WAIT_US);
         ksm_engine_get_stats(b.engine, &stats);
     } while (now < begin + HELD_US || stats.full_scans < HELD_SCANS);
-    g_assert(stats.reasons[KSM_REASON_NOT_WORTH] == PAGES / 64);
+    g_assert(stats.reasons[KSM_REASON_VMA_LIMIT] == PAGES / 64);
     g_assert(ksm_engine_get_sketch(b.engine, &s));
     g_assert(s.n == PAGES / 32 && s.contents == s.n);
     member_end(&b);
@@ -447,7 +449,7 @@ int main(int argc, char **argv)
     g_test_add_func("/sketch/shared", test_shared);
     g_test_add_func("/sketch/few", test_few);
     g_test_add_func("/sketch/repeated", test_repeated);
-    g_test_add_func("/sketch/not-worth", test_not_worth);
+    g_test_add_func("/sketch/left", test_left);
     g_test_add_func("/sketch/seed", test_new_seed);
     g_test_add_func("/sketch/key/other", test_other_key);
     ret = g_test_run();

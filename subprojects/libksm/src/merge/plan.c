@@ -40,11 +40,13 @@ static size_t mappings_left(const KsmPlan *p)
 /* @paid: the costs are all that is against it, and they may be less by then. */
 static bool refuse(KsmPlan *p, KsmChunk *c, KsmReason reason, bool paid)
 {
+    bool late = reason == KSM_REASON_NOT_WORTH && !paid &&
+                !(c->flags & CHUNK_HUGE);
     /* others were to have the mappings first, and have not taken them all */
     bool soon = reason == KSM_REASON_VMA_LIMIT &&
                 cut_has_left(mappings_left(p), p->vmas->limit);
 
-    if (reason != KSM_REASON_NOT_WORTH || paid || (c->flags & CHUNK_HUGE)) {
+    if (!late) {
         c->late = 0;
     } else if (!c->wait && !(c->flags & CHUNK_WOKEN)) {
         c->late = MIN(c->late + 1, LATE_MIN + 1);
@@ -53,10 +55,12 @@ static bool refuse(KsmPlan *p, KsmChunk *c, KsmReason reason, bool paid)
     costs_doubt(p->costs);
     chunk_set_reason(p->region, c, reason);
     c->tried = c->gain;
-    if (!paid) {
+    if (paid || (late && c->late <= LATE_MIN)) {
+        c->wait = 1;    /* by then it may cost more: parts_late() */
+    } else {
         c->backoff = MIN(c->backoff + 1, soon ? CUT_BACKOFF : 6);
+        c->wait = 1u << c->backoff;
     }
-    c->wait = paid ? 1 : 1u << c->backoff;
     p->doubtful = paid;
     return false;
 }
