@@ -313,7 +313,8 @@ static void refuse_all(Span *s, PlanAct act)
 
 static void put_back_rest(KsmMerge *m, Span *s)
 {
-    unsigned n;
+    StageRun run[CHUNK_PAGES / 2 + 1];
+    unsigned n_runs = 0, n;
 
     for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
         n = 0;
@@ -321,9 +322,10 @@ static void put_back_rest(KsmMerge *m, Span *s)
             n++;
         }
         if (n) {
-            stage_keep(m->stage, &s->iso, i, n);
+            run[n_runs++] = (StageRun) { i, n };
         }
     }
+    stage_keep(m->stage, &s->iso, run, n_runs);
 }
 
 static bool has_zeroes(const Span *s)

@@ -292,19 +292,33 @@ void stage_put_back(KsmStage *g, Isolation *s, unsigned i, unsigned n)
     }
 }
 
-void stage_keep(KsmStage *g, Isolation *s, unsigned i, unsigned n)
+/* Those of one kind, so that the clock is not asked for each of them. */
+static void runs_keep(KsmStage *g, Isolation *s, const StageRun *run,
+                      unsigned n, bool move)
 {
-    bool move = is_moved_back(g, s, n);
     uint64_t t = prim.cpu_ns();
+    unsigned runs = 0, pages = 0;
 
-    stage_put_back(g, s, i, n);
+    for (unsigned i = 0; i < n; i++) {
+        if (is_moved_back(g, s, run[i].n) == move) {
+            stage_put_back(g, s, run[i].first, run[i].n);
+            pages += run[i].n;
+            runs++;
+        }
+    }
     t = prim.cpu_ns() - t;
     if (move) {
         s->spent.back_ns += t;
-        s->spent.back_pages += n;
-        s->spent.backs++;
+        s->spent.back_pages += pages;
+        s->spent.backs += runs;
     } else {
         s->spent.copy_ns += t;
-        s->spent.copies += n;
+        s->spent.copies += pages;
     }
+}
+
+void stage_keep(KsmStage *g, Isolation *s, const StageRun *run, unsigned n)
+{
+    runs_keep(g, s, run, n, false);
+    runs_keep(g, s, run, n, true);
 }

@@ -124,8 +124,13 @@ bool stage_isolate(KsmStage *g, Isolation *s);
  */
 void stage_put_back(KsmStage *g, Isolation *s, unsigned i, unsigned n);
 
-/* The same for a stretch of kept pages: its cost is measured. */
-void stage_keep(KsmStage *g, Isolation *s, unsigned i, unsigned n);
+/* Pages of a span, by their numbers in it. */
+typedef struct StageRun {
+    uint16_t first, n;
+} StageRun;
+
+/* The same for @n runs of kept pages, in any order: their cost is measured. */
+void stage_keep(KsmStage *g, Isolation *s, const StageRun *run, unsigned n);
 
 /*
  * Nobody waits for the span any more.  Empties the staging area and tells the
