@@ -16,6 +16,7 @@ typedef struct Span {
     Isolation iso;
     size_t page;            /* the first one, in the region */
     bool given[CHUNK_PAGES];        /* back before, and still zeroes */
+    bool readable[CHUNK_PAGES];     /* MAP: the slot is */
     uint8_t act[CHUNK_PAGES];       /* planned; then done */
     uint32_t slot[CHUNK_PAGES];     /* COLLIDED: the new tag */
 } Span;
@@ -74,6 +75,47 @@ static void allocate_slots(KsmMerge *m, Span *s)
         n = fill_run(s, i);
         if (n && store_allocate(st, s->slot[i], n) < 0) {
             refuse(s, i, n, KSM_REASON_NO_MEMORY);
+        }
+    }
+}
+
+static bool act_joined(const Span *s, unsigned i)
+{
+    return s->act[i] == ACT_MAP && s->act[i + 1] == ACT_MAP &&
+           s->slot[i] + 1 == s->slot[i + 1];
+}
+
+/* Pages from @i on that map consecutive slots; 0: it maps none. */
+static unsigned joined_run(const Span *s, unsigned i)
+{
+    unsigned n = s->act[i] == ACT_MAP;
+
+    while (n && i + n < s->iso.n && act_joined(s, i + n - 1)) {
+        n++;
+    }
+    return n;
+}
+
+/*
+ * Before, too: what has not been read here the kernel first has to map, or to
+ * read from swap.
+ */
+static void slots_look(KsmMerge *m, Span *s)
+{
+    KsmStore *st = m->content->store;
+    unsigned n;
+
+    for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
+        n = joined_run(s, i);
+        if (!n) {
+            continue;
+        }
+        if (store_readable(st, s->slot[i], n) == 0) {
+            memset(s->readable + i, true, n);
+            continue;
+        }
+        for (unsigned k = i; k < i + n; k++) {
+            s->readable[k] = store_readable(st, s->slot[k], 1) == 0;
         }
     }
 }
@@ -169,35 +211,6 @@ static void fill_slots(KsmMerge *m, Span *s)
     }
 }
 
-static bool act_joined(const Span *s, unsigned i)
-{
-    return s->act[i] == ACT_MAP && s->act[i + 1] == ACT_MAP &&
-           s->slot[i] + 1 == s->slot[i + 1];
-}
-
-/* Pages from @i on that map consecutive slots; 0: it maps none. */
-static unsigned joined_run(const Span *s, unsigned i)
-{
-    unsigned n = s->act[i] == ACT_MAP;
-
-    while (n && i + n < s->iso.n && act_joined(s, i + n - 1)) {
-        n++;
-    }
-    return n;
-}
-
-/* ... which can be read. */
-static unsigned readable_run(const KsmMerge *m, const Span *s, unsigned i)
-{
-    KsmStore *st = m->content->store;
-    unsigned n = joined_run(s, i);
-
-    if (store_readable(st, s->slot[i], n) == 0) {
-        return n;
-    }
-    return store_readable(st, s->slot[i], 1) == 0;
-}
-
 /*
  * Does the slot hold what its hash says?  If not, the page changed between
  * hashing and copying, or memory has failed: nobody shall find it any more.
@@ -240,9 +253,9 @@ static void page_differs(KsmMerge *m, Span *s, unsigned i)
 static unsigned verify(KsmMerge *m, Span *s)
 {
     KsmStore *st = m->content->store;
-    unsigned good = 0, readable = 0;
+    unsigned good = 0;
 
-    for (unsigned i = 0; i < s->iso.n; i++, readable -= readable > 0) {
+    for (unsigned i = 0; i < s->iso.n; i++) {
         const char *page = page_staged(s, i);
 
         if (s->act[i] == ACT_FILL) {
@@ -254,13 +267,12 @@ static unsigned verify(KsmMerge *m, Span *s)
             s->act[i] = zero ? ACT_ZERO : ACT_CHANGED;
             good += zero;
         } else if (s->act[i] == ACT_MAP) {
-            readable = readable ? readable : readable_run(m, s, i);
-            if (readable > 1) {
+            if (i + 1 < s->iso.n && act_joined(s, i) && s->readable[i + 1]) {
                 __builtin_prefetch(page + PAGE_BYTES);
                 __builtin_prefetch(store_page(st, s->slot[i + 1]));
             }
-            if (readable && !memcmp(page, store_page(st, s->slot[i]),
-                                    PAGE_BYTES)) {
+            if (s->readable[i] &&
+                !memcmp(page, store_page(st, s->slot[i]), PAGE_BYTES)) {
                 good++;
             } else {
                 page_differs(m, s, i);
@@ -510,7 +522,10 @@ static unsigned span_merge(KsmMerge *m, Span *s)
 {
     allocate_slots(m, s);
     if (span_has_work(s)) {
-        bool moved = stage_isolate(m->stage, &s->iso);
+        bool moved;
+
+        slots_look(m, s);
+        moved = stage_isolate(m->stage, &s->iso);
 
         acts_follow(s);
         if (moved) {

@@ -3,9 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * For each span: allocate slots, isolate it (stage.h), verify byte for byte,
- * map the pool over equal runs, put back the rest, release it, and account for
- * its pages.
+ * For each span: allocate slots, see that those to map can be read, isolate it
+ * (stage.h), verify byte for byte, map the pool over equal runs, put back the
+ * rest, release it, and account for its pages.
  *
  * The danger: a page is replaced by what it is not.  Why it is safe:
  * 1. A page is compared after isolation, when nobody can write to it, with the
