@@ -1122,6 +1122,64 @@ static void test_slot_fails(void)
     pair_close(&p);
 }
 
+/* Nobody waits while it is seen whether slots can be read. */
+static struct {
+    const Mem *m;
+    bool fail;              /* until something is isolated */
+    unsigned looks;         /* by then */
+} looked;
+
+static int advise_looked(void *addr, size_t len, int advice)
+{
+    if (advice == MADV_POPULATE_READ && looked.fail) {
+        g_assert(mem_present(looked.m, 0, 512) == 512);
+        looked.looks++;
+        return -ENOMEM;
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+static int move_looked(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    looked.fail = false;
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+/* Where that was not so for a moment nothing is compared, or thought unequal. */
+static void test_slot_looks(void)
+{
+    KsmRegion *r;
+    Pair p;
+    Mem *m;
+
+    if (!pair_open(&p, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, NULL, MEM_SMALL)) {
+        return;
+    }
+    rooms_passes(&p.f, 4);
+    g_assert(rooms_sharing(&p.f) == 1024);
+    for (unsigned i = 0; i < 512; i++) {
+        g_assert(madvise(rooms_slot(&p.f, p.ra->tag[i]), PAGE,
+                         MADV_DONTNEED) == 0);
+    }
+    m = mem_new(512, 0, MEM_SMALL);
+    mem_fill_run(m, 0, 512, 1, 1);
+    looked.m = m;
+    looked.fail = true;
+    looked.looks = 0;
+    prim.advise = advise_looked;
+    prim.uffd_move = move_looked;
+    r = rooms_add(&p.f, m, NULL);
+    rooms_passes(&p.f, 12);
+    prim.uffd_move = prim_real.uffd_move;
+    prim.advise = prim_real.advise;
+    g_assert(looked.looks > 0 && !looked.fail);
+    g_assert(p.f.merge.verify_failed == 0);
+    g_assert(r->count[PAGE_MERGED] == 512);
+    rooms_remove(&p.f, r);
+    mem_free(m);
+    pair_close(&p);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -1141,6 +1199,7 @@ int main(int argc, char **argv)
                          GINT_TO_POINTER(MEM_HUGE), test_stage_read);
     g_test_add_func("/merge/pinned-fill", test_pinned_fill);
     g_test_add_func("/merge/slot-fails", test_slot_fails);
+    g_test_add_func("/merge/slot-looks", test_slot_looks);
     g_test_add_func("/merge/huge", test_huge);
     g_test_add_func("/merge/huge/back", test_huge_back);
     g_test_add_func("/merge/tracked", test_tracked);

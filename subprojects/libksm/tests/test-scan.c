@@ -454,6 +454,27 @@ static void test_late(void)
     scene_end(&s);
 }
 
+/* If the store takes no more it is left, as not worth what others may cost. */
+static void test_late_full(void)
+{
+    Scene s;
+
+    if (!scene_late(&s)) {
+        return;
+    }
+    while (util_stats(s.e).full_scans < 40) {
+        s.e->memcg.tight = true;
+        s.e->memcg.asked = prim.now_ns();
+        ksm_step(s.e, 1);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        g_assert(s.r->chunk[i].late == 3);  /* at that price, too */
+        g_assert(s.r->chunk[i].why_not == KSM_REASON_NOT_WORTH);
+    }
+    g_assert(util_stats(s.e).pages_sharing == 256);
+    scene_end(&s);
+}
+
 static const struct {
     const char *name;
     size_t first, second;   /* pages that are written beside it; 0: none */
@@ -2950,7 +2971,10 @@ static void test_taken_late(void)
         mem_fill_run(s.m, chunk * 512, 64, 200, 1);
         mem_fill(s.m, chunk * 512 + 30, CONTENT_Y);
     }
-    util_passes(s.e, 6);
+    for (unsigned i = 0; i < 6; i++) {
+        s.e->costs = costs_guess;
+        util_passes(s.e, 1);
+    }
     /* and one that stood alone */
     g_assert(util_stats(s.e).pages_sharing == 65);
     for (unsigned chunk = 0; chunk < 2; chunk++) {
@@ -4005,6 +4029,7 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/page-cost", test_page_cost);
     g_test_add_func("/scan/estimate-ends", test_estimate_ends);
     g_test_add_func("/scan/late", test_late);
+    g_test_add_func("/scan/late/full", test_late_full);
     for (size_t i = 0; i < G_N_ELEMENTS(beside); i++) {
         g_autofree char *path = g_strdup_printf("/scan/late/beside/%s",
                                                 beside[i].name);

@@ -24,7 +24,7 @@
 #define PAGES       8192u
 #define NOT_THERE   UINT64_MAX
 /* How long an answer's slot is held, and some more: asks.c. */
-#define HELD_US     20000000
+#define HELD_US     22000000
 #define HELD_SCANS  12
 #define WAIT_US     60000000
 

@@ -234,18 +234,20 @@ static bool slot_is_sound(KsmMerge *m, uint32_t slot)
     return false;
 }
 
-/* A staged page is not what its slot holds: did it change? */
+/* A staged page is not what its slot holds, or nobody knows: did it change? */
 static void page_differs(KsmMerge *m, Span *s, unsigned i)
 {
     const KsmRegion *r = m->plan->region;
     bool sound = slot_is_sound(m, s->slot[i]);
     uint64_t hash = hash_page(m->hasher, page_staged(s, i));
 
-    if (sound && content_tag_fits(r, r->tag[s->page + i], hash)) {
+    if (!sound || !content_tag_fits(r, r->tag[s->page + i], hash)) {
+        s->act[i] = ACT_CHANGED;
+    } else if (s->readable[i]) {
         s->act[i] = ACT_COLLIDED;
         s->slot[i] = content_tag_again(r, hash);
     } else {
-        s->act[i] = ACT_CHANGED;
+        s->act[i] = ACT_KEEP;   /* it was not compared */
     }
 }
 

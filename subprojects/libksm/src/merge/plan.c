@@ -616,7 +616,10 @@ static bool plan_settle(KsmPlan *p, KsmChunk *c, bool first)
         p->late = true;     /* it is to be made once more, at that price */
         return false;
     }
-    /* late ones were given all the time there is */
+    if (p->late && p->why != KSM_REASON_VMA_LIMIT) {
+        /* it had all the time there is; what others may cost it is not worth */
+        return refuse(p, c, KSM_REASON_NOT_WORTH, false);
+    }
     return refuse(p, c, p->why, !p->late && parts_pay(p, &costs_guess));
 }
 

@@ -296,15 +296,20 @@ void stage_put_back(KsmStage *g, Isolation *s, unsigned i, unsigned n)
 static void runs_keep(KsmStage *g, Isolation *s, const StageRun *run,
                       unsigned n, bool move)
 {
-    uint64_t t = prim.cpu_ns();
     unsigned runs = 0, pages = 0;
+    uint64_t t = 0;
 
     for (unsigned i = 0; i < n; i++) {
-        if (is_moved_back(g, s, run[i].n) == move) {
-            stage_put_back(g, s, run[i].first, run[i].n);
-            pages += run[i].n;
-            runs++;
+        if (is_moved_back(g, s, run[i].n) != move) {
+            continue;
         }
+        t = t ? t : prim.cpu_ns();
+        stage_put_back(g, s, run[i].first, run[i].n);
+        pages += run[i].n;
+        runs++;
+    }
+    if (!runs) {
+        return;
     }
     t = prim.cpu_ns() - t;
     if (move) {

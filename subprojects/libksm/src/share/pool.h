@@ -147,7 +147,7 @@ uint32_t pool_take_near(KsmPool *p, uint32_t before, uint32_t after,
 void pool_untake(KsmPool *p, uint32_t slot, unsigned n);
 /* Memory for the slots, so that filling them needs none. 0 or -errno. */
 int pool_allocate(KsmPool *p, uint32_t slot, unsigned n);
-/* Writes content; nothing maps the slots yet. 0 or -errno. */
+/* Writes content; only we have the slots mapped yet, to read. 0 or -errno. */
 int pool_fill(KsmPool *p, uint32_t slot, const void *pages, unsigned n);
 
 static inline const char *pool_page(const KsmPool *p, uint32_t slot)
