@@ -1165,6 +1165,68 @@ static void test_settles(void)
     scene_end(&s);
 }
 
+/* Passes that could not ask about all are not those to wait for answers. */
+static void test_settles_starved(void)
+{
+    const FakeStoreHabits habits = { .late = 5 };
+    unsigned settle, n = 0;
+    uint64_t pass;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    s.store->ripen_ns = 1000000000;
+    util_passes(s.e, PASSES);
+    g_assert(s.e->scan.settle == 0);
+    mem_fill_run(s.m, 0, PAGES, 1000, 1);
+    memset(s.e->asks.ask, 0xff, sizeof(*s.e->asks.ask) * ASKS_MAX);
+    s.e->asks.n = ASKS_MAX;
+    fake_store_habits(s.store)->refuse = 100;
+    ksm_engine_set_run(s.e, false);
+    ksm_engine_set_run(s.e, true);
+    for (unsigned i = 0; i < 50; i++) {
+        settle = s.e->scan.settle;
+        pass = s.e->scan.pass;
+        while (s.e->scan.pass == pass || s.e->scan.phase != PHASE_START) {
+            ksm_step(s.e, 1);
+        }
+        n += s.e->scan.skipped;
+        g_assert(!s.e->scan.skipped || s.e->scan.settle == settle);
+    }
+    g_assert(n > 0);
+    fake_store_habits(s.store)->refuse = 0;
+    scene_end(&s);
+}
+
+/* What is merged during a rest shortens it, if it pays for the pass before. */
+static void test_shortens(gconstpointer data)
+{
+    const uint64_t far = UINT64_C(3600000000000);
+    const FakeStoreHabits habits = { .want = 100, .late = 20 };
+    bool pays = GPOINTER_TO_INT(data);
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    util_passes(s.e, PASSES);
+    mem_fill_run(s.m, 0, 512, 1000, 1);
+    while (!asks_awaited(&s.e->asks) || s.e->scan.phase != PHASE_START) {
+        ksm_step(s.e, 1);
+    }
+    g_assert(s.r->count[PAGE_MERGED] == 0);
+    s.e->scan.cost = pays ? 0 : far;
+    s.e->scan.due = prim.now_ns() + far;
+    for (unsigned i = 0; i < 10000 && !s.r->count[PAGE_MERGED]; i++) {
+        ksm_step(s.e, 0);
+    }
+    g_assert(s.r->count[PAGE_MERGED] > 0);
+    g_assert((s.e->scan.due < prim.now_ns() + far / 2) == pays);
+    scene_end(&s);
+}
+
+
 /*
  * What the others had no time for is asked about in the next pass, and that does
  * not wait for a rest, though at the end they have time again.
@@ -1397,6 +1459,11 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/no-room", test_no_room);
     g_test_add_func("/answers/doubted", test_doubted);
     g_test_add_func("/answers/settles", test_settles);
+    g_test_add_func("/answers/settles/starved", test_settles_starved);
+    g_test_add_data_func("/answers/shortens", GINT_TO_POINTER(1),
+                         test_shortens);
+    g_test_add_data_func("/answers/shortens/not", GINT_TO_POINTER(0),
+                         test_shortens);
     g_test_add_data_func("/answers/unasked/vain", GUINT_TO_POINTER(0),
                          test_unasked);
     g_test_add_data_func("/answers/unasked/skipped",

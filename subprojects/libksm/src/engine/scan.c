@@ -199,6 +199,20 @@ static unsigned backoff_max(const KsmRegion *r)
                                                           : BACKOFF_MAX;
 }
 
+/*
+ * What others are asked about is merged when they have answered, which may be
+ * after the pass: if it pays for that the next one has not to wait for long.
+ */
+static void rest_shorten(KsmEngine *e)
+{
+    KsmScan *s = &e->scan;
+
+    if ((e->total.merged - s->merged) * PAGE_WORTH_NS > s->cost) {
+        s->due = MIN(s->due, MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
+                                 prim.now_ns() + IDLE_MIN_NS));
+    }
+}
+
 /* Merges the chunk if that pays. */
 static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -217,6 +231,9 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
     c->yield = (c->yield * 3u + merged * 255u / CHUNK_PAGES) / 4;
     e->total.merge_time += prim.cpu_ns() - cpu;
+    if (merged && e->scan.phase == PHASE_START) {
+        rest_shorten(e);
+    }
 }
 
 /* Not for long: zeroes are not to be in the hands of a peer that hangs. */
@@ -409,6 +426,7 @@ static uint64_t pass_rest(KsmEngine *e)
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
     uint64_t now = prim.now_ns(), rest;
 
+    s->cost = yield.cost;
     promise_judge(&s->promise, e->total.merged, yield.cost - yield.hash, now,
                   e->content.store->ripen_ns);
     yield.go_on |= promise_make(&s->promise, e->total.merged, now);
@@ -459,7 +477,8 @@ static void pass_end(KsmEngine *e)
     e->total.full_scans++;
     regions_seen(e);
     s->phase = PHASE_START;
-    s->settle -= s->settle > 0;
+    /* a pass that could not ask about all is not one of those to wait for */
+    s->settle -= s->settle && !s->skipped;
     asks_send(&e->asks);
     s->again |= asks_awaited(&e->asks);
     s->idle_ns = pass_rest(e);
