@@ -779,11 +779,12 @@ static uint64_t now_ahead(void)
     return UINT64_C(1000000000) + clock_ahead + 1000 * ++clock_read;
 }
 
-/* Steps until nothing is to be done for a while; no pass is due. */
+/* Steps until nothing is to be done for a while; no pass is due, or pays. */
 static void steps_between(Scene *s)
 {
     uint64_t passes = util_stats(s->e).full_scans;
 
+    s->e->scan.cost = UINT64_MAX;
     s->e->scan.due = prim.now_ns() + UINT64_C(3600000000000);
     for (unsigned i = 0; i < 100; i++) {
         ksm_step(s->e, 0);
