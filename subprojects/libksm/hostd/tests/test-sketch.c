@@ -307,10 +307,13 @@ static void test_left(void)
         now = g_get_monotonic_time();
         g_assert(now < begin + WAIT_US);
         ksm_engine_get_stats(b.engine, &stats);
-    } while (now < begin + HELD_US || stats.full_scans < HELD_SCANS);
-    g_assert(stats.reasons[KSM_REASON_VMA_LIMIT] == PAGES / 64);
-    g_assert(ksm_engine_get_sketch(b.engine, &s));
-    g_assert(s.n == PAGES / 32 && s.contents == s.n);
+        /* less while there is no group yet, or all of it is asked about again */
+        ksm_engine_get_sketch(b.engine, &s);
+        g_assert(s.n <= PAGES / 32);
+    } while (now < begin + HELD_US || stats.full_scans < HELD_SCANS ||
+             stats.reasons[KSM_REASON_VMA_LIMIT] != PAGES / 64 ||
+             s.n != PAGES / 32);
+    g_assert(s.contents == s.n);
     member_end(&b);
     host_end(&a);
 }

@@ -11,7 +11,7 @@
  * rest, compared with what that took, the shorter is this one.  So more is
  * spent only where something comes of it.  Where the next passes are waited for
  * they take up to 1 % of a core.  What is merged during a rest, and pays for the
- * pass before it, ends that rest (scan.c).
+ * passes before it, ends that rest (scan.c).
  *
  * Merged pages that were written are looked at each CHECK_PASSES at least.
  * Where passes are rare that goes by the clock, too, as long as such passes

@@ -201,16 +201,22 @@ static unsigned backoff_max(const KsmRegion *r)
 
 /*
  * What others are asked about is merged when they have answered, which may be
- * after the pass: if it pays for that the next one has not to wait for long.
+ * after the pass: if that pays for what the rest is for it ends soon.  What has
+ * only moved to another pool saves nothing.
  */
 static void rest_shorten(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
+    uint64_t soon = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
+                        prim.now_ns() + IDLE_MIN_NS);
 
-    if ((e->total.merged - s->merged) * PAGE_WORTH_NS > s->cost) {
-        s->due = MIN(s->due, MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
-                                 prim.now_ns() + IDLE_MIN_NS));
+    if (s->settle || e->follow.phase == FOLLOW_MERGE || s->due <= soon ||
+        (e->total.merged - s->merged) * PAGE_WORTH_NS <= s->cost) {
+        return;
     }
+    s->due = soon;
+    /* it has paid, and not for the next pass too */
+    s->merged = e->total.merged;
 }
 
 /* Merges the chunk if that pays. */
@@ -426,7 +432,7 @@ static uint64_t pass_rest(KsmEngine *e)
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
     uint64_t now = prim.now_ns(), rest;
 
-    s->cost = yield.cost;
+    s->cost = s->rhythm.owed + yield.cost;
     promise_judge(&s->promise, e->total.merged, yield.cost - yield.hash, now,
                   e->content.store->ripen_ns);
     yield.go_on |= promise_make(&s->promise, e->total.merged, now);
@@ -478,7 +484,7 @@ static void pass_end(KsmEngine *e)
     regions_seen(e);
     s->phase = PHASE_START;
     /* a pass that could not ask about all is not one of those to wait for */
-    s->settle -= s->settle && !s->skipped;
+    s->settle -= s->settle && (!s->skipped || s->in_vain);
     asks_send(&e->asks);
     s->again |= asks_awaited(&e->asks);
     s->idle_ns = pass_rest(e);

@@ -56,7 +56,7 @@ typedef struct KsmScan {
     uint64_t scan_time;     /* totals when this pass began */
     uint64_t merged;
     uint64_t hash_time;     /* of this pass, part of scan_time */
-    uint64_t cost;          /* ns; what the last pass took */
+    uint64_t cost;          /* ns; of the passes that a rest is for */
     bool restored;          /* something was, for the next pass to merge */
     KsmPromise promise;     /* of the next one */
     KsmRhythm rhythm;

@@ -16,7 +16,6 @@ typedef struct Span {
     Isolation iso;
     size_t page;            /* the first one, in the region */
     bool given[CHUNK_PAGES];        /* back before, and still zeroes */
-    bool readable[CHUNK_PAGES];     /* MAP: the slot is */
     uint8_t act[CHUNK_PAGES];       /* planned; then done */
     uint32_t slot[CHUNK_PAGES];     /* COLLIDED: the new tag */
 } Span;
@@ -96,9 +95,29 @@ static unsigned joined_run(const Span *s, unsigned i)
     return n;
 }
 
+/* Is it what the slot is found for? */
+static bool content_fits(const KsmMerge *m, const char *page, uint32_t slot)
+{
+    return content_tag_fits(m->plan->region, store_tag(m->content->store, slot),
+                            hash_page(m->hasher, page));
+}
+
+/*
+ * Nobody shall find it any more.  Its users keep it; if its memory has failed
+ * the kernel tells them when they touch it.
+ */
+static void slot_withdraw(KsmMerge *m, uint32_t slot)
+{
+    KsmStore *st = m->content->store;
+    uint32_t first = store_repeated(st, slot);
+
+    content_withdraw(m->content, first == SLOT_NONE ? slot : first,
+                     store_tag(st, slot));
+}
+
 /*
  * Before, too: what has not been read here the kernel first has to map, or to
- * read from swap.
+ * read from swap.  Pages of slots that cannot be read now are kept.
  */
 static void slots_look(KsmMerge *m, Span *s)
 {
@@ -107,15 +126,18 @@ static void slots_look(KsmMerge *m, Span *s)
 
     for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
         n = joined_run(s, i);
-        if (!n) {
-            continue;
-        }
-        if (store_readable(st, s->slot[i], n) == 0) {
-            memset(s->readable + i, true, n);
+        if (!n || store_readable(st, s->slot[i], n) == 0) {
             continue;
         }
         for (unsigned k = i; k < i + n; k++) {
-            s->readable[k] = store_readable(st, s->slot[k], 1) == 0;
+            int ret = store_readable(st, s->slot[k], 1);
+
+            if (ret == -EFAULT) {
+                slot_withdraw(m, s->slot[k]);
+            }
+            if (ret < 0) {
+                refuse(s, k, 1, s->iso.why);
+            }
         }
     }
 }
@@ -153,13 +175,6 @@ static void acts_follow(Span *s)
 static const char *page_staged(const Span *s, unsigned i)
 {
     return s->iso.staged + i * PAGE_BYTES;
-}
-
-/* Is it what the slot is found for? */
-static bool content_fits(const KsmMerge *m, const char *page, uint32_t slot)
-{
-    return content_tag_fits(m->plan->region, store_tag(m->content->store, slot),
-                            hash_page(m->hasher, page));
 }
 
 /* The page cannot fill its slot: another that was to map it does, or none. */
@@ -213,41 +228,34 @@ static void fill_slots(KsmMerge *m, Span *s)
 
 /*
  * Does the slot hold what its hash says?  If not, the page changed between
- * hashing and copying, or memory has failed: nobody shall find it any more.
- * Its users keep it; the kernel tells them when they touch failed memory.
+ * hashing and copying, or memory has failed.
  */
 static bool slot_is_sound(KsmMerge *m, uint32_t slot)
 {
     KsmStore *st = m->content->store;
     int ret = store_readable(st, slot, 1);
-    uint32_t first;
 
     if (ret == 0 && content_fits(m, store_page(st, slot), slot)) {
         return true;
     }
-    if (ret < 0 && ret != -EFAULT) {
-        return false;   /* not known */
+    if (ret == 0 || ret == -EFAULT) {
+        slot_withdraw(m, slot);
     }
-    first = store_repeated(st, slot);
-    content_withdraw(m->content, first == SLOT_NONE ? slot : first,
-                     store_tag(st, slot));
     return false;
 }
 
-/* A staged page is not what its slot holds, or nobody knows: did it change? */
+/* A staged page is not what its slot holds: did it change? */
 static void page_differs(KsmMerge *m, Span *s, unsigned i)
 {
     const KsmRegion *r = m->plan->region;
     bool sound = slot_is_sound(m, s->slot[i]);
     uint64_t hash = hash_page(m->hasher, page_staged(s, i));
 
-    if (!sound || !content_tag_fits(r, r->tag[s->page + i], hash)) {
-        s->act[i] = ACT_CHANGED;
-    } else if (s->readable[i]) {
+    if (sound && content_tag_fits(r, r->tag[s->page + i], hash)) {
         s->act[i] = ACT_COLLIDED;
         s->slot[i] = content_tag_again(r, hash);
     } else {
-        s->act[i] = ACT_KEEP;   /* it was not compared */
+        s->act[i] = ACT_CHANGED;
     }
 }
 
@@ -269,12 +277,11 @@ static unsigned verify(KsmMerge *m, Span *s)
             s->act[i] = zero ? ACT_ZERO : ACT_CHANGED;
             good += zero;
         } else if (s->act[i] == ACT_MAP) {
-            if (i + 1 < s->iso.n && act_joined(s, i) && s->readable[i + 1]) {
+            if (i + 1 < s->iso.n && act_joined(s, i)) {
                 __builtin_prefetch(page + PAGE_BYTES);
                 __builtin_prefetch(store_page(st, s->slot[i + 1]));
             }
-            if (s->readable[i] &&
-                !memcmp(page, store_page(st, s->slot[i]), PAGE_BYTES)) {
+            if (!memcmp(page, store_page(st, s->slot[i]), PAGE_BYTES)) {
                 good++;
             } else {
                 page_differs(m, s, i);
@@ -523,11 +530,9 @@ static unsigned span_account(KsmMerge *m, const Span *s)
 static unsigned span_merge(KsmMerge *m, Span *s)
 {
     allocate_slots(m, s);
+    slots_look(m, s);
     if (span_has_work(s)) {
-        bool moved;
-
-        slots_look(m, s);
-        moved = stage_isolate(m->stage, &s->iso);
+        bool moved = stage_isolate(m->stage, &s->iso);
 
         acts_follow(s);
         if (moved) {
