@@ -1197,15 +1197,32 @@ static void test_settles_starved(void)
     }
     g_assert(n > 0);
     fake_store_habits(s.store)->refuse = 0;
+    /* those that hashed in vain are: it is not to be done again and again */
+    s.e->scan.settle = 3;
+    pass = util_stats(s.e).full_scans;
+    while (util_stats(s.e).full_scans == pass) {
+        s.e->scan.skipped = s.e->scan.in_vain = true;
+        ksm_step(s.e, 1);
+    }
+    g_assert(s.e->scan.settle == 2);
     scene_end(&s);
 }
 
-/* What is merged during a rest shortens it, if it pays for the pass before. */
+enum { REST_PAYS, REST_DEAR, REST_OWED, REST_SETTLES, REST_MOVES, RESTS };
+
+static const char *const rest_name[RESTS] = {
+    "pays", "dear", "owed", "settles", "moves",
+};
+
+/*
+ * What is merged during a rest shortens it, if it pays for all that the rest is
+ * for; not while passes wait for answers anyway, nor what only moves.
+ */
 static void test_shortens(gconstpointer data)
 {
     const uint64_t far = UINT64_C(3600000000000);
     const FakeStoreHabits habits = { .want = 100, .late = 20 };
-    bool pays = GPOINTER_TO_INT(data);
+    int why = GPOINTER_TO_INT(data);
     Scene s;
 
     if (!scene_start(&s, habits)) {
@@ -1214,16 +1231,24 @@ static void test_shortens(gconstpointer data)
     util_passes(s.e, PASSES);
     mem_fill_run(s.m, 0, 512, 1000, 1);
     while (!asks_awaited(&s.e->asks) || s.e->scan.phase != PHASE_START) {
+        s.e->scan.rhythm.owed = why == REST_OWED ? far : 0;
         ksm_step(s.e, 1);
     }
     g_assert(s.r->count[PAGE_MERGED] == 0);
-    s.e->scan.cost = pays ? 0 : far;
+    if (why != REST_OWED) {
+        s.e->scan.cost = why == REST_DEAR ? far : 0;
+    }
+    s.e->scan.settle = why == REST_SETTLES;
+    s.e->follow.phase = why == REST_MOVES ? FOLLOW_MERGE : FOLLOW_NEXT;
     s.e->scan.due = prim.now_ns() + far;
     for (unsigned i = 0; i < 10000 && !s.r->count[PAGE_MERGED]; i++) {
         ksm_step(s.e, 0);
     }
+    s.e->follow.phase = FOLLOW_NEXT;
     g_assert(s.r->count[PAGE_MERGED] > 0);
-    g_assert((s.e->scan.due < prim.now_ns() + far / 2) == pays);
+    g_assert((s.e->scan.due < prim.now_ns() + far / 2) == (why == REST_PAYS));
+    /* it is not the next pass's, too */
+    g_assert((s.e->scan.merged == s.e->total.merged) == (why == REST_PAYS));
     scene_end(&s);
 }
 
@@ -1461,10 +1486,12 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/doubted", test_doubted);
     g_test_add_func("/answers/settles", test_settles);
     g_test_add_func("/answers/settles/starved", test_settles_starved);
-    g_test_add_data_func("/answers/shortens", GINT_TO_POINTER(1),
-                         test_shortens);
-    g_test_add_data_func("/answers/shortens/not", GINT_TO_POINTER(0),
-                         test_shortens);
+    for (int why = 0; why < RESTS; why++) {
+        g_autofree char *path = g_strdup_printf("/answers/shortens/%s",
+                                                rest_name[why]);
+
+        g_test_add_data_func(path, GINT_TO_POINTER(why), test_shortens);
+    }
     g_test_add_data_func("/answers/unasked/vain", GUINT_TO_POINTER(0),
                          test_unasked);
     g_test_add_data_func("/answers/unasked/skipped",
