@@ -272,11 +272,11 @@ int ksm_region_remove(KsmRegion *region, KsmRemove how);
 
 /*
  * ksm_step: does a bounded amount of work, at most about @max_ns of CPU
- * (0: what the budget gives).  Returns the ns after which to call it again
- * (0: at once), or -1 when nothing will happen until something is called
- * (no region; run off and nothing merged).  With run off, and of regions whose
- * inhibited op says so, merged pages that were written are still found by
- * reading page tables, and pool pages without users given back.
+ * (0: what the budget gives), and ends no more than one pass.  Returns the ns
+ * after which to call it again (0: at once), or -1 when nothing will happen until
+ * something is called (no region; run off and nothing merged).  With run off,
+ * and of regions whose inhibited op says so, merged pages that were written are
+ * still found by reading page tables, and pool pages without users given back.
  */
 int64_t ksm_step(KsmEngine *engine, uint64_t max_ns);
 

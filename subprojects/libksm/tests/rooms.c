@@ -613,6 +613,11 @@ char *rooms_slot(Rooms *f, uint32_t slot)
     return pool(f)->view + slot * PAGE;
 }
 
+bool rooms_finds_slot(const Rooms *f, uint32_t tag, uint32_t slot)
+{
+    return index_lookup(&f->content.index, tag) == (slot | PLACE_SLOT);
+}
+
 bool rooms_finds(const Rooms *f, uint32_t tag)
 {
     return index_lookup(&f->content.index, tag) != PLACE_NONE;

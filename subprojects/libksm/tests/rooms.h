@@ -114,6 +114,8 @@ unsigned rooms_patterns(const Rooms *f);
 /* The first slot of @slot's pattern. */
 uint32_t rooms_pattern(Rooms *f, uint32_t slot);
 char *rooms_slot(Rooms *f, uint32_t slot);
+/* Is the slot what is found by @tag? */
+bool rooms_finds_slot(const Rooms *f, uint32_t tag, uint32_t slot);
 bool rooms_finds(const Rooms *f, uint32_t tag);
 /* As when scan finds a merged page written. */
 void rooms_break(Rooms *f, KsmRegion *r, size_t page);

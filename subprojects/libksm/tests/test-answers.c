@@ -525,19 +525,38 @@ static void test_removed(void)
     scene_end(&s);
 }
 
+/* Nothing is worth a mapping: slots are told but not mapped. */
+static bool held_start(Scene *s)
+{
+    const FakeStoreHabits habits = { .want = 100 };
+
+    if (!scene_start(s, habits)) {
+        return false;
+    }
+    mem_fill_run(s->m, 0, 512, 1000, 1);
+    ksm_engine_set_vma_reserve(s->e, SIZE_MAX);
+    return true;
+}
+
+/* Steps until @n answers are users. */
+static void held_wait(const Scene *s, unsigned n)
+{
+    for (unsigned i = 0; i < 100000 && asks_count(&s->e->asks).users < n;
+         i++) {
+        ksm_step(s->e, 1);
+    }
+    g_assert(asks_count(&s->e->asks).users >= n);
+}
+
 /* An answer is a user for some passes; then the slot is free. */
 static void test_held(void)
 {
-    const FakeStoreHabits habits = { .want = 100 };
     uint32_t place;
     Scene s;
 
-    if (!scene_start(&s, habits)) {
+    if (!held_start(&s)) {
         return;
     }
-    mem_fill_run(s.m, 0, 512, 1000, 1);
-    /* nothing is worth a mapping: slots are told but not mapped */
-    ksm_engine_set_vma_reserve(s.e, SIZE_MAX);
     for (unsigned i = 0; i < 100000 && !engine_pool(s.e)->sharing; i++) {
         ksm_step(s.e, 1);
     }
@@ -557,14 +576,11 @@ static void test_held(void)
 /* What could not be merged for long is, when it can, though slots had gone. */
 static void test_held_again(void)
 {
-    const FakeStoreHabits habits = { .want = 100 };
     Scene s;
 
-    if (!scene_start(&s, habits)) {
+    if (!held_start(&s)) {
         return;
     }
-    mem_fill_run(s.m, 0, 512, 1000, 1);
-    ksm_engine_set_vma_reserve(s.e, SIZE_MAX);
     util_passes(s.e, 4 * PASSES);
     g_assert(s.r->count[PAGE_MERGED] == 0);
     ksm_engine_set_vma_reserve(s.e, 0);
@@ -576,20 +592,13 @@ static void test_held_again(void)
 /* Dropping many takes time: not that of passes, for which it is no reason. */
 static void test_held_rest(gconstpointer data)
 {
-    const FakeStoreHabits habits = { .want = 100 };
     uint64_t passes;
     Scene s;
 
-    if (!scene_start(&s, habits)) {
+    if (!held_start(&s)) {
         return;
     }
-    mem_fill_run(s.m, 0, 512, 1000, 1);
-    ksm_engine_set_vma_reserve(s.e, SIZE_MAX);
-    for (unsigned i = 0; i < 100000 && asks_count(&s.e->asks).users < 512;
-         i++) {
-        ksm_step(s.e, 1);
-    }
-    g_assert(asks_count(&s.e->asks).users == 512);
+    held_wait(&s, 512);
     while (s.e->scan.phase != PHASE_START) {
         ksm_step(s.e, 1);
     }
@@ -614,18 +623,12 @@ static void test_held_rest(gconstpointer data)
 /* ... though merging is off. */
 static void test_held_off(void)
 {
-    const FakeStoreHabits habits = { .want = 100 };
     Scene s;
 
-    if (!scene_start(&s, habits)) {
+    if (!held_start(&s)) {
         return;
     }
-    mem_fill_run(s.m, 0, 512, 1000, 1);
-    ksm_engine_set_vma_reserve(s.e, SIZE_MAX);
-    for (unsigned i = 0; i < 100000 && !asks_count(&s.e->asks).users; i++) {
-        ksm_step(s.e, 1);
-    }
-    g_assert(asks_count(&s.e->asks).users > 0);
+    held_wait(&s, 1);
     ksm_engine_set_run(s.e, false);
     for (unsigned i = 0; ksm_step(s.e, 1000000000) >= 0; i++) {
         g_assert(i < 1000);
@@ -1251,7 +1254,6 @@ static void test_shortens(gconstpointer data)
     g_assert((s.e->scan.merged == s.e->total.merged) == (why == REST_PAYS));
     scene_end(&s);
 }
-
 
 /*
  * What the others had no time for is asked about in the next pass, and that does

@@ -1108,6 +1108,10 @@ static void test_slot_fails(void)
     rooms_passes(&p.f, 12);
     mem_check(m);
     g_assert(mem_anonymous(m, 0, SAME_AT) == BAD_N);
+    for (unsigned i = 0; i < BAD_N; i++) {
+        /* nobody finds it any more */
+        g_assert(!rooms_finds_slot(&p.f, r->tag[BAD_AT + i], bad_slot[i]));
+    }
     for (unsigned i = 0; i < 1024; i++) {
         for (unsigned k = 0; k < n_bad; k++) {
             g_assert(page_state(r, i) != PAGE_MERGED ||

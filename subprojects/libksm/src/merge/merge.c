@@ -95,13 +95,6 @@ static unsigned joined_run(const Span *s, unsigned i)
     return n;
 }
 
-/* Is it what the slot is found for? */
-static bool content_fits(const KsmMerge *m, const char *page, uint32_t slot)
-{
-    return content_tag_fits(m->plan->region, store_tag(m->content->store, slot),
-                            hash_page(m->hasher, page));
-}
-
 /*
  * Nobody shall find it any more.  Its users keep it; if its memory has failed
  * the kernel tells them when they touch it.
@@ -116,8 +109,8 @@ static void slot_withdraw(KsmMerge *m, uint32_t slot)
 }
 
 /*
- * Before, too: what has not been read here the kernel first has to map, or to
- * read from swap.  Pages of slots that cannot be read now are kept.
+ * Before the span is isolated, too: what has not been read here the kernel first
+ * has to map, or to read from swap.  Pages of slots that cannot be read are kept.
  */
 static void slots_look(KsmMerge *m, Span *s)
 {
@@ -175,6 +168,13 @@ static void acts_follow(Span *s)
 static const char *page_staged(const Span *s, unsigned i)
 {
     return s->iso.staged + i * PAGE_BYTES;
+}
+
+/* Is it what the slot is found for? */
+static bool content_fits(const KsmMerge *m, const char *page, uint32_t slot)
+{
+    return content_tag_fits(m->plan->region, store_tag(m->content->store, slot),
+                            hash_page(m->hasher, page));
 }
 
 /* The page cannot fill its slot: another that was to map it does, or none. */
@@ -334,7 +334,7 @@ static void refuse_all(Span *s, PlanAct act)
 
 static void put_back_rest(KsmMerge *m, Span *s)
 {
-    StageRun run[CHUNK_PAGES / 2 + 1];
+    StageRun run[CHUNK_PAGES / 2];
     unsigned n_runs = 0, n;
 
     for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
