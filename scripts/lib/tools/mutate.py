@@ -100,7 +100,7 @@ TESTS: tuple[Test, ...] = (
         ),
     ),
     Test("loose", files=("loose.c", "sample.c", "dirty.c")),
-    Test("restore", files=("restore.c", "block.c")),
+    Test("restore", files=("restore.c", "block.c", "kin.c")),
     Test("rejoin", files=("rejoin.c", "mapping.c", "block.c")),
     Test("fault", env=(("KSM_FAULT_STEP", "23"),)),
     Test("move"),

@@ -85,6 +85,7 @@ static const CallInfo infos[CALL_MAX] = {
     [CALL_SEAL] = { "seal_write", { EBUSY } },
     [CALL_POISON] = { "uffd_poison", { ENOMEM, EAGAIN, EINVAL } },
     [CALL_SCHED] = { "sched_set", { EPERM } },
+    [CALL_SPLIT] = { "split", { ENOMEM } },
 };
 
 /* Calls that fail together. */
@@ -504,6 +505,17 @@ static void *f_lengthen(void *from, size_t len, size_t want, void *at)
     return NULL;
 }
 
+static void *f_split(void *from, size_t len)
+{
+    int code = hit(CALL_SPLIT, from, NULL, len);
+
+    if (!code) {
+        return prim_real.split(from, len);
+    }
+    errno = code;
+    return NULL;
+}
+
 static int f_advise(void *addr, size_t len, int advice)
 {
     int code;
@@ -898,6 +910,7 @@ static void install_memory(void)
     prim.thread_policy_get = f_thread_policy_get;
     prim.thread_policy_set = f_thread_policy_set;
     prim.lengthen = f_lengthen;
+    prim.split = f_split;
     prim.memfd_sealable = f_memfd_sealable;
     prim.seal_write = f_seal_write;
     prim.memfd = f_memfd;

@@ -425,6 +425,21 @@ static int watch_remap(void *from, size_t len, void *to)
                 prim_real.remap(from, len, to));
 }
 
+/* Nobody's page goes with it: its content is staged. */
+static void *watch_split(void *from, size_t len)
+{
+    uint64_t ns = prim_real.now_ns(), entry;
+    void *p = prim_real.split(from, len);
+    off_t at = (uintptr_t)p / PAGE * sizeof(entry);
+
+    note("split", ns, from, len, (uintptr_t)p, !p);
+    if (p && (pread(pagemap_fd, &entry, sizeof(entry), at) != sizeof(entry) ||
+              entry >> 62)) {
+        judge("a page was split off with its content", from);
+    }
+    return p;
+}
+
 static int watch_advise(void *addr, size_t len, int advice)
 {
     uint64_t ns = prim_real.now_ns();
@@ -628,6 +643,7 @@ void watch_start(KsmEngine *const *engines, unsigned n,
     prim.map = watch_map;
     prim.unmap = watch_unmap;
     prim.remap = watch_remap;
+    prim.split = watch_split;
     prim.advise = watch_advise;
     prim.uffd_register = watch_register;
     prim.uffd_unregister = watch_unregister;

@@ -78,6 +78,11 @@ static void *f_lengthen(void *from, size_t len, size_t want, void *at)
     return prim_real.lengthen(from, len, want, at);
 }
 
+static void *f_split(void *from, size_t len)
+{
+    return hit("split", 1) ? NULL : prim_real.split(from, len);
+}
+
 static int f_advise(void *addr, size_t len, int advice)
 {
     return hit("advise", 1) ? -ENOMEM : prim_real.advise(addr, len, advice);
@@ -239,6 +244,7 @@ static void faults_on(void)
     prim.map = f_map;
     prim.remap = f_remap;
     prim.lengthen = f_lengthen;
+    prim.split = f_split;
     prim.advise = f_advise;
     prim.memfd = f_memfd;
     prim.open_read = f_open_read;

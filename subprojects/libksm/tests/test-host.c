@@ -290,6 +290,7 @@ static void test_prim_errors(void)
     g_assert(prim.unmap(wrong, PAGE) == -EINVAL);
     g_assert(prim.remap(wrong, PAGE, wrong) == -EINVAL);
     g_assert(!prim.lengthen(wrong, PAGE, 2 * PAGE, NULL));
+    g_assert(!prim.split(wrong, PAGE));
     g_assert(prim.advise(wrong, PAGE, MADV_NORMAL) == -EINVAL);
 }
 
@@ -351,6 +352,11 @@ static void test_prim_memory(void)
     g_assert(prim.advise(a + 2 * PAGE, 2 * PAGE, MADV_DONTNEED) == 0);
     g_assert(prim.lengthen(b, 2 * PAGE, 4 * PAGE, a) == a);
     g_assert(a[PAGE] == 'a' && a[3 * PAGE] == 0);
+    b = prim.split(a, 2 * PAGE);
+    g_assert(b && b[PAGE] == 'a' && a[PAGE] == 0);
+    b[PAGE] = 'b';
+    g_assert(prim.unmap(b, 2 * PAGE) == 0);
+    a[PAGE] = 'a';
     b = prim.lengthen(a, 4 * PAGE, 64 * PAGE, NULL);
     g_assert(b && b[PAGE] == 'a' && b[63 * PAGE] == 0);
     g_assert(prim.unmap(b, 64 * PAGE) == 0);

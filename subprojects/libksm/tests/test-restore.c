@@ -452,6 +452,200 @@ static void test_mappings_few(void)
     }
 }
 
+static void *split_fails(void *from, size_t len)
+{
+    return NULL;
+}
+
+static void *lengthen_fails(void *from, size_t len, size_t want, void *at)
+{
+    return NULL;
+}
+
+/* A mapping can be moved, but not cut: there are too many. */
+static int unmap_fails(void *addr, size_t len)
+{
+    return addr == h.r->kin + PAGE ? -ENOMEM : prim_real.unmap(addr, len);
+}
+
+static int cold_fails(void *addr, size_t len, int advice)
+{
+    return advice == MADV_COLD ? -EINVAL : prim_real.advise(addr, len, advice);
+}
+
+static bool is_populated(const char *page)
+{
+    uint8_t kind;
+
+    g_assert(kinds_ask(&h.f->kinds, page, 1, KINDS_FAST, &kind) == 0);
+    return kind_is_populated(kind);
+}
+
+#define PIECES  8u      /* that are restored, one after the other ... */
+#define PIECE   40u     /* ... of so many pages */
+
+/* Restored in pieces.  Returns how many mappings it is in then. */
+static size_t pieces_restore(Scene *s)
+{
+    size_t before = mem_mappings(s->a);
+
+    for (unsigned i = 0; i < PIECES; i++) {
+        size_t at = 64 + i * PIECE;
+
+        /* what is copied on write goes with it */
+        mem_write(s->a, at + i, 7, 7);
+        g_assert(rooms_restore(&s->f, s->ra, at, PIECE) == 0);
+    }
+    g_assert(mem_anonymous(s->a, 64, PIECES * PIECE) == PIECES * PIECE);
+    mem_check(s->a);
+    /* the mapping of the pool was cut in two */
+    return mem_mappings(s->a) - before - 1;
+}
+
+/* What is restored becomes part of what was restored beside it. */
+static void test_kin(void)
+{
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    g_assert(s.ra->kin && s.ra->kin_page < 64);
+    g_assert(!is_populated(s.ra->kin));
+    g_assert(pieces_restore(&s) == 1);
+    g_assert(!is_populated(s.ra->kin));
+    /* of zeroes, too */
+    mem_fill_run(s.a, 64 + PIECES * PIECE, PIECE, 0, 0);
+    g_assert(rooms_restore(&s.f, s.ra, 64 + PIECES * PIECE, PIECE) == 0);
+    g_assert(rooms_restore(&s.f, s.ra, 64 + (PIECES + 1) * PIECE, PIECE) == 0);
+    g_assert(mem_mappings(s.a) - s.ra->runs == 1);
+    mem_check(s.a);
+    scene_end(&s);
+}
+
+/* Before kin's own page it is a mapping of its own, and so is that. */
+static void test_kin_before(void)
+{
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    s.ra->kin_page = 64 + 4 * PIECE;
+    g_assert(pieces_restore(&s) == 6);
+    scene_end(&s);
+}
+
+typedef enum KinFault {
+    KIN_SPLIT, KIN_COLD, KIN_KERNEL, KIN_STRICT,    /* there is none */
+    KIN_LENGTHEN, KIN_UNMAP, KIN_LOCKED,            /* it cannot be used */
+} KinFault;
+
+/* Without it memory is restored as well, each piece a mapping. */
+static void test_kin_fails(gconstpointer data)
+{
+    KinFault fault = GPOINTER_TO_INT(data);
+    Scene s;
+
+    if (!pair_open(&s, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, &mem_ops,
+                   MEM_SMALL)) {
+        return;
+    }
+    if (s.f.uffd_wp < 0) {
+        g_test_skip("no write-protection of shared memory by userfaultfd "
+                    "(Linux 5.19): memory is not restored");
+        pair_close(&s);
+        return;
+    }
+    memset(&h, 0, sizeof(h));
+    h.f = &s.f;
+    h.r = s.ra;
+    prim.split = fault == KIN_SPLIT ? split_fails : prim_real.split;
+    prim.advise = fault == KIN_COLD ? cold_fails : prim_real.advise;
+    s.ra->mergeable = fault == KIN_KERNEL;
+    s.ra->kinless = fault == KIN_STRICT;
+    rooms_passes(&s.f, 4);
+    g_assert(rooms_sharing(&s.f) >= PAGES - STILL_FEW);
+    g_assert(!s.ra->kin == (fault < KIN_LENGTHEN));
+    prim.lengthen = fault == KIN_LENGTHEN ? lengthen_fails
+                                          : prim_real.lengthen;
+    prim.unmap = fault == KIN_UNMAP ? unmap_fails : prim_real.unmap;
+    g_assert(fault != KIN_LOCKED || mlock(s.ra->kin, PAGE) == 0);
+    g_assert(pieces_restore(&s) == PIECES);
+    g_assert(!s.ra->kin == (fault != KIN_LENGTHEN));
+    scene_end(&s);
+}
+
+static unsigned dressed;     /* kin: its attributes set, by what they are */
+
+static int dress_advise(void *addr, size_t len, int advice)
+{
+    if (addr == h.r->kin && advice != MADV_COLD) {
+        g_assert(advice == MADV_DOFORK || advice == MADV_DODUMP);
+        dressed += advice == MADV_DOFORK ? 1 : 10;
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+static int dress_policy(void *addr, size_t len, int mode,
+                        const unsigned long *mask, size_t bits)
+{
+    if (addr == h.r->kin) {
+        g_assert(mode == 0);
+        dressed += 100;
+        return prim_real.policy_set(addr, len, mode, mask, bits);
+    }
+    return 0;
+}
+
+/* It has the attributes that the region had when it was added, no others. */
+static void test_kin_attributes(gconstpointer data)
+{
+    const bool own = GPOINTER_TO_INT(data);
+    KsmRegion *r;
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    r = s.ra;
+    dressed = 0;
+    prim.advise = dress_advise;
+    prim.policy_set = dress_policy;
+    r->policy = own ? 1 : -1;
+    if (own) {
+        r->advice[r->n_advice++] = MADV_DONTFORK;
+        r->advice[r->n_advice++] = MADV_DONTDUMP;
+    }
+    g_assert(rooms_restore(&s.f, r, 64, PIECE) == 0);
+    g_assert(dressed == (own ? 0 : 111));
+    g_assert(rooms_restore(&s.f, r, 64 + PIECE, PIECE) == 0);
+    g_assert(dressed == (own ? 0 : 111));
+    r->policy = -1;
+    r->n_advice -= own ? 2 : 0;
+    scene_end(&s);
+}
+
+/* Kin of a lower page serves more. */
+static void test_kin_lower(void)
+{
+    Scene s;
+
+    if (!pair_open(&s, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, &mem_ops,
+                   MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.a, 0, 512, 5000, 1);
+    rooms_passes(&s.f, 4);
+    g_assert(s.ra->kin && s.ra->kin_page >= 512);
+    g_assert(s.rb->kin && s.rb->kin_page >= 512);
+    mem_fill_run(s.b, 0, 512, 5000, 1);
+    rooms_passes(&s.f, 4);
+    g_assert(s.ra->kin && s.ra->kin_page < 512);
+    g_assert(s.rb->kin && s.rb->kin_page < 512);
+    scene_end(&s);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -476,5 +670,26 @@ int main(int argc, char **argv)
     g_test_add_data_func("/restore/remap-fails/zeroes", GINT_TO_POINTER(true),
                          test_remap_fails);
     g_test_add_func("/restore/remap-gap", test_remap_gap);
+    g_test_add_func("/restore/kin/joins", test_kin);
+    g_test_add_func("/restore/kin/before", test_kin_before);
+    g_test_add_func("/restore/kin/lower", test_kin_lower);
+    g_test_add_data_func("/restore/kin/attributes/changed",
+                         GINT_TO_POINTER(false), test_kin_attributes);
+    g_test_add_data_func("/restore/kin/attributes/own",
+                         GINT_TO_POINTER(true), test_kin_attributes);
+    g_test_add_data_func("/restore/kin/split-fails",
+                         GINT_TO_POINTER(KIN_SPLIT), test_kin_fails);
+    g_test_add_data_func("/restore/kin/cold-fails",
+                         GINT_TO_POINTER(KIN_COLD), test_kin_fails);
+    g_test_add_data_func("/restore/kin/kernel",
+                         GINT_TO_POINTER(KIN_KERNEL), test_kin_fails);
+    g_test_add_data_func("/restore/kin/strict",
+                         GINT_TO_POINTER(KIN_STRICT), test_kin_fails);
+    g_test_add_data_func("/restore/kin/lengthen-fails",
+                         GINT_TO_POINTER(KIN_LENGTHEN), test_kin_fails);
+    g_test_add_data_func("/restore/kin/unmap-fails",
+                         GINT_TO_POINTER(KIN_UNMAP), test_kin_fails);
+    g_test_add_data_func("/restore/kin/locked",
+                         GINT_TO_POINTER(KIN_LOCKED), test_kin_fails);
     return g_test_run();
 }

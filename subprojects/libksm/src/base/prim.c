@@ -105,6 +105,15 @@ static void *real_lengthen(void *from, size_t len, size_t want, void *at)
     return p == MAP_FAILED ? NULL : p;
 }
 
+static void *real_split(void *from, size_t len)
+{
+    /* a new address is looked at with this flag; the C library passes none */
+    long p = syscall(SYS_mremap, from, len, len,
+                     MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
+
+    return p == -1 ? NULL : (void *)p;
+}
+
 static int real_advise(void *addr, size_t len, int advice)
 {
     return result(madvise(addr, len, advice));
@@ -540,6 +549,7 @@ static void real_pause(unsigned us)
     .unmap = real_unmap, \
     .remap = real_remap, \
     .lengthen = real_lengthen, \
+    .split = real_split, \
     .advise = real_advise, \
     .merge_any = real_merge_any, \
     .policy_get = real_policy_get, \

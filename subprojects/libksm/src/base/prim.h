@@ -86,6 +86,11 @@ typedef struct KsmPrim {
      * is mapped, or anywhere (NULL); as map
      */
     void *(*lengthen)(void *from, size_t len, size_t want, void *at);
+    /*
+     * Moves what is mapped elsewhere, with its pages, and leaves a mapping of
+     * the same kind without any (MREMAP_DONTUNMAP, Linux 5.7); as map.
+     */
+    void *(*split)(void *from, size_t len);
     int (*advise)(void *addr, size_t len, int advice);
     /*
      * 1: what the process maps is for the kernel's KSM, if nobody says

@@ -455,8 +455,17 @@ int region_alloc(KsmRegion *r)
     return 0;
 }
 
+void kin_drop(KsmRegion *r)
+{
+    if (r->kin) {
+        prim.unmap(r->kin, PAGE_BYTES);
+        r->kin = NULL;
+    }
+}
+
 void region_fini(KsmRegion *r)
 {
+    kin_drop(r);
     meta_unmap(r->tag, r->n_pages * sizeof(*r->tag));
     meta_unmap(r->state, r->n_pages);
     meta_unmap(r->history, r->n_pages);

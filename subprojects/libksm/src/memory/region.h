@@ -167,6 +167,10 @@ struct KsmRegion {
     unsigned n_advice;
     int policy;             /* NUMA; -1: none */
     unsigned long policy_mask[16];
+    char *kin;              /* a page split off the region, or NULL: kin.h ... */
+    size_t kin_page;        /* ... and which page it was at */
+    bool kin_new;           /* it was not used yet */
+    bool kinless;           /* there is to be none: admit() */
     /* per page */
     uint32_t *tag;
     uint8_t *state;
@@ -348,6 +352,9 @@ void region_init(KsmRegion *r, void *addr, size_t len, int node,
 /* What is kept of each page: 0 or -ENOMEM; region_fini() in any case. */
 int region_alloc(KsmRegion *r);
 void region_fini(KsmRegion *r);
+
+/* Gives up KsmRegion.kin. */
+void kin_drop(KsmRegion *r);
 
 /* Is its memory kept out of children (MADV_DONTFORK), as far as /proc told? */
 bool region_stays_home(const KsmRegion *r);

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "base/prim.h"
+#include "merge/kin.h"
 #include "merge/mapping.h"
 #include "merge/merge.h"
 #include "merge/parts.h"
@@ -298,6 +299,21 @@ static bool map_run(KsmMerge *m, const Span *s, unsigned i, unsigned n)
                         s->iso.home + i * PAGE_BYTES, s->slot[i], n);
 }
 
+/* The first page that will be mapped: it is staged, and its home is empty. */
+static void kin_look(KsmMerge *m, const Span *s)
+{
+    KsmRegion *r = m->plan->region;
+
+    for (unsigned i = 0; i < s->iso.n; i++) {
+        if (s->act[i] == ACT_MAP) {
+            if (kin_wanted(r, s->page + i)) {
+                kin_take(r, s->page + i);
+            }
+            return;
+        }
+    }
+}
+
 /* Maps all runs; those that fail are kept. */
 static void map_runs(KsmMerge *m, Span *s)
 {
@@ -368,6 +384,7 @@ static void span_replace(KsmMerge *m, Span *s)
         refuse_all(s, s->iso.busy ? ACT_PINNED : ACT_KEEP);
     }
     if (good) {
+        kin_look(m, s);
         map_runs(m, s);
         put_back_rest(m, s);
     } else {

@@ -10,6 +10,7 @@
 #include "base/tsan.h"
 #include "memory/attr.h"
 #include "merge/block.h"
+#include "merge/kin.h"
 #include "merge/restore.h"
 
 #define BUSY_TRIES      20u     /* ms to wait for a device */
@@ -83,10 +84,11 @@ static int copy_plainly(char *copy, const char *from, size_t len)
 static void *copy_aside(KsmRestore *s, KsmRegion *r, size_t page, size_t len,
                         bool *zero)
 {
-    char *copy = anonymous_map(NULL, len, 0), *from = page_addr(r, page);
+    char *copy = kin_map(r, page, len / PAGE_BYTES), *from = page_addr(r, page);
     bool readable;
     int ret;
 
+    copy = copy ? copy : anonymous_map(NULL, len, 0);
     if (!copy) {
         return NULL;
     }
