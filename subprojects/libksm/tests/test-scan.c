@@ -1452,6 +1452,9 @@ static void test_broken_run(void)
     mem_fill_run(s.m, 562, 10, 670000, 1);
     mem_fill_run(s.m, 572, 8, 0, 0);
     util_passes(s.e, 6 * CHECK_PASSES);
+    /* those 10 are a mapping then: not to be ended */
+    kin_drop(s.r);
+    s.r->kinless = true;
     restored.s = &s;
     restored.n = 0;
     prim.remap = note_remap;
@@ -1470,6 +1473,73 @@ static void test_broken_run(void)
     /* those 10 are tracked again: a write is noticed */
     mem_fill_run(s.m, 532, 10, 533, 1);
     g_assert(passes_until(&s, 1024 - 28 + 8 + 10));
+    scene_end(&s);
+}
+
+typedef struct ShortRun {
+    size_t page;
+    unsigned n, like;       /* merged with that content ... */
+    unsigned written;       /* ... until so many were, with what is unlike all */
+    bool ends;              /* then it is no mapping any more */
+} ShortRun;
+
+/*
+ * A mapping of nothing that is shared ends, if it is short and one of those
+ * beside it is anonymous, or ends, too.
+ */
+static void test_broken_mappings(gconstpointer data)
+{
+    static const ShortRun runs[] = {
+        { 100, 8, 1, 8, false },        /* where kin is split off */
+        { 712, 8, 10, 8, true }, { 720, 8, 1, 8, true },
+        { 812, 8, 50, 0, false }, { 820, 8, 10, 8, false },
+        { 828, 8, 1, 0, false },
+        { 912, 8, 90, 7, false },
+        { 1112, 50, 100, 50, true },
+        { 1212, 51, 160, 51, false },
+        { 1312, 8, 10, 8, true }, { 1320, 8, 1, 0, false },
+    };
+    const bool kin = GPOINTER_TO_INT(data);
+    size_t mappings;
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 1536, 50000, 1);
+    mem_fill_run(s.m, 1536, 256, 1, 1);
+    for (unsigned i = 0; i < G_N_ELEMENTS(runs); i++) {
+        mem_fill_run(s.m, runs[i].page, runs[i].n, runs[i].like, 1);
+    }
+    util_passes(s.e, 6);
+    g_assert(s.r->chunk[0].runs + s.r->chunk[1].runs + s.r->chunk[2].runs ==
+             G_N_ELEMENTS(runs));
+    g_assert(s.r->kin && s.r->kin_page == 100);
+    if (!kin) {
+        kin_drop(s.r);
+        s.r->kinless = true;
+    }
+    s.m->busy = true;
+    for (unsigned i = 0; i < G_N_ELEMENTS(runs); i++) {
+        mem_fill_run(s.m, runs[i].page, runs[i].written, 90000 + 100 * i, 1);
+    }
+    util_passes(s.e, 6 * CHECK_PASSES);
+    mappings = mem_mappings(s.m);
+    s.m->busy = false;
+    util_passes(s.e, 4 * CHECK_PASSES);
+    for (unsigned i = 0; i < G_N_ELEMENTS(runs); i++) {
+        bool ends = kin && runs[i].ends;
+
+        for (unsigned k = 0; k < runs[i].n; k++) {
+            g_assert(page_state(s.r, runs[i].page + k) ==
+                     (k >= runs[i].written ? PAGE_MERGED
+                      : ends ? PAGE_UNIQUE : PAGE_BROKEN));
+        }
+    }
+    /* two, and what is before and behind them, are one; three; two */
+    g_assert(mappings - mem_mappings(s.m) == (kin ? 3 + 2 + 1 : 0));
+    mem_check(s.m);
+    region_check(s.r);
     scene_end(&s);
 }
 
@@ -4071,6 +4141,10 @@ int main(int argc, char **argv)
     add_sources("/scan/broken/late", test_broken_late);
     g_test_add_func("/scan/broken/pays", test_broken_pays);
     g_test_add_func("/scan/broken/run", test_broken_run);
+    g_test_add_data_func("/scan/broken/mappings/kin", GINT_TO_POINTER(true),
+                         test_broken_mappings);
+    g_test_add_data_func("/scan/broken/mappings/kinless",
+                         GINT_TO_POINTER(false), test_broken_mappings);
     g_test_add_func("/scan/broken/behind", test_broken_behind);
     g_test_add_func("/scan/broken/backoff", test_broken_backoff);
     g_test_add_func("/scan/broken/rare", test_broken_rare);

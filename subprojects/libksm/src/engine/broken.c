@@ -90,8 +90,12 @@ static void pages_look(KsmEngine *e, KsmRegion *r, size_t chunk,
     e->scan.hash_time += (prim.cpu_ns() - cpu) * calm / MAX(n, 1);
 }
 
-/* False: not this time, as a device is at it, or there is no memory. */
-static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
+/*
+ * False: not this time, as a device is at it, or there is no memory.  @merged:
+ * it will be.
+ */
+static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
+                    bool merged)
 {
     uint64_t t = prim.cpu_ns();
 
@@ -109,7 +113,7 @@ static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
     if (n < CHUNK_PAGES) {
         dirty_settle(&e->dirty, r, page, n);
     }
-    e->scan.restored |= page_state(r, page) == PAGE_NEW;
+    e->scan.restored |= merged && page_state(r, page) == PAGE_NEW;
     return true;
 }
 
@@ -127,6 +131,7 @@ static bool rejoin(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
 /* What came of a chunk. */
 typedef struct Done {
     bool restored, rejoined;    /* some pages were, or it was tried */
+    bool ended;                 /* mappings were, nothing of which was shared */
     bool doubtful;              /* others were not, for busier times' costs */
 } Done;
 
@@ -142,7 +147,7 @@ static unsigned run_restore(KsmEngine *e, KsmRegion *r, size_t page,
     unsigned n = run.n ? 0 : quiet_rejoins(&e->costs, r, page, end, zero);
 
     if (run.n) {
-        done->restored |= restore(e, r, page, run.n);
+        done->restored |= restore(e, r, page, run.n, true);
     } else if (n && rejoin(e, r, page, n)) {
         done->rejoined = true;
     } else if (!done->doubtful) {
@@ -170,6 +175,10 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
                 seen = page + (run.n ? run.n : run.seen);
             }
             n = run_restore(e, r, page, run, &done);
+        }
+        if (!n && page_state(r, page) == PAGE_BROKEN) {
+            n = quiet_mappings(&e->costs, r, page, end);
+            done.ended |= n && restore(e, r, page, n, false);
         }
         page += MAX(n, 1);
     }
@@ -199,12 +208,12 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
     }
     cpu = prim.cpu_ns();
     done = chunk_restore(e, r, chunk);
-    if (done.restored || done.rejoined) {
+    if (done.restored || done.rejoined || done.ended) {
         c->restored = c->calm < MAX(4u << c->restored, soonest)
                       ? MIN(c->restored + 1, BACKOFF_MAX)
                       : c->restored - (c->restored > 0);
         c->calm = 0;
-        e->scan.again = true;
+        e->scan.again |= done.restored || done.rejoined;
     }
     e->total.merge_time += prim.cpu_ns() - cpu;
     return done.restored;

@@ -11,9 +11,8 @@
  * of the pool: a page is quiet if two looks find the same hash (a log, where
  * there is one, makes them begin anew).  After that, looks become rare.
  *
- * What pays: merge/quiet.h.  A mapping all of whose pages were written is not
- * restored for the sake of its VMA: mremap() would put a VMA of its own there,
- * one that a discard does not end.
+ * What pays: merge/quiet.h.  So does restoring a few pages that are all of a
+ * mapping and equal to nothing: it becomes part of what is around it.
  *
  * If pages that were restored or merged again are written, their chunk waits,
  * twice as long each time, up to 32 looks, or four minutes.

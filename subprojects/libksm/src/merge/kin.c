@@ -28,6 +28,11 @@ bool kin_wanted(const KsmRegion *r, size_t page)
     return !r->kin || page / CHUNK_PAGES < r->kin_page / CHUNK_PAGES;
 }
 
+bool kin_serves(const KsmRegion *r, size_t page)
+{
+    return r->kin && page > r->kin_page;
+}
+
 void kin_take(KsmRegion *r, size_t page)
 {
     char *kin = NULL;
@@ -69,10 +74,10 @@ static void plain_make(KsmRegion *r)
 
 void *kin_map(KsmRegion *r, size_t page, size_t n)
 {
-    size_t before = page - MIN(page, r->kin_page);
+    size_t before = page - r->kin_page;
     char *kin;
 
-    if (!r->kin || !before) {
+    if (!kin_serves(r, page)) {
         return NULL;
     }
     if (is_locked(r->kin)) {

@@ -28,6 +28,9 @@
 /* Would kin of that page serve more pages than what there is? */
 bool kin_wanted(const KsmRegion *r, size_t page);
 
+/* Would what is moved there become part of the mappings around it? */
+bool kin_serves(const KsmRegion *r, size_t page);
+
 /*
  * Splits kin off @page, a page that is isolated and staged.  If that fails
  * there is none, or what there was.

@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
+#include "merge/kin.h"
 #include "merge/quiet.h"
 
 static bool is_quiet(const KsmRegion *r, size_t page)
@@ -57,6 +58,47 @@ unsigned quiet_rejoins(const KsmCosts *costs, const KsmRegion *r, size_t page,
     }
     return n * (PAGE_WORTH_NS - REJOIN_PAGE_NS) >=
            costs->rejoin_ns + costs->map_ns ? n : 0;
+}
+
+/* Pages of the mapping that begins at @page; 0: it is shared, or not quiet. */
+static unsigned mapping_quiet(const KsmRegion *r, size_t page, size_t end)
+{
+    unsigned n = 0;
+
+    do {
+        if (!is_quiet(r, page + n)) {
+            return 0;
+        }
+        n++;
+    } while (page + n < end && region_joined(r, page + n));
+    return n;
+}
+
+/* Is there anonymous memory, populated or not? */
+static bool is_anonymous(const KsmRegion *r, size_t page)
+{
+    return page < r->n_pages && page_state(r, page) != PAGE_OUTSIDE &&
+           page_state(r, page) != PAGE_BARRED && !page_is_mapped(r, page);
+}
+
+unsigned quiet_mappings(const KsmCosts *costs, const KsmRegion *r, size_t page,
+                        size_t end)
+{
+    const unsigned most = MAPPING_WORTH_NS / RESTORE_PAGE_NS;
+    unsigned n = 0, mappings = 0, k;
+
+    if (!kin_serves(r, page) || region_joined(r, page)) {
+        return 0;
+    }
+    while (page + n < end && (k = mapping_quiet(r, page + n, end)) &&
+           k <= most) {
+        n += k;
+        mappings++;
+    }
+    /* they become one, and part of those beside it */
+    mappings += is_anonymous(r, page - 1) + is_anonymous(r, page + n);
+    return n && (mappings - 1) * MAPPING_WORTH_NS >=
+                costs->restore_ns + n * RESTORE_PAGE_NS ? n : 0;
 }
 
 bool quiet_pays(const KsmCosts *costs, const KsmRegion *r, size_t page,

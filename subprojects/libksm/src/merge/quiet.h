@@ -5,7 +5,8 @@
  *
  * Restoring a run of such pages to anonymous memory and merging it again costs
  * so many ns, mapping the pool over a shorter one fewer, and each page saved is
- * worth PAGE_WORTH_NS: does that pay?  Leaves to others when to look
+ * worth PAGE_WORTH_NS: does that pay?  A mapping of which nothing is shared any
+ * more is worth MAPPING_WORTH_NS.  Leaves to others when to look
  * (engine/broken.h) and how it is done (restore.h, rejoin.h).
  */
 #ifndef KSM_QUIET_H
@@ -42,6 +43,14 @@ QuietRun quiet_run(const KsmCosts *costs, const KsmRegion *r, size_t page,
  */
 unsigned quiet_rejoins(const KsmCosts *costs, const KsmRegion *r, size_t page,
                        size_t end, uint32_t zero);
+
+/*
+ * Mappings of the pool from @page on, before @end, all of whose pages were
+ * written and are quiet, though equal to nothing: pages to restore for there
+ * being fewer mappings then (kin.h); 0: that does not pay.
+ */
+unsigned quiet_mappings(const KsmCosts *costs, const KsmRegion *r, size_t page,
+                        size_t end);
 
 /* Is the page broken, and would it be merged, were it restored? */
 bool quiet_is_again(const KsmRegion *r, size_t page);
