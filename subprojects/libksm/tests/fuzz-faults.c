@@ -107,7 +107,8 @@ typedef struct Group {
 #define BITS_ALLOC (BITS_UFFD | BITS_FILE | CALL_BIT(CALL_MAP) | \
                     CALL_BIT(CALL_REMAP) | CALL_BIT(CALL_ADVISE) | \
                     CALL_BIT(CALL_PAGEMAP) | CALL_BIT(CALL_OPEN_READ) | \
-                    CALL_BIT(CALL_READ) | CALL_BIT(CALL_MEMFD))
+                    CALL_BIT(CALL_READ) | CALL_BIT(CALL_MEMFD) | \
+                    CALL_BIT(CALL_SPLIT) | CALL_BIT(CALL_LENGTHEN))
 
 static const Group groups[] = {
     { BITS_ALL, 0 },

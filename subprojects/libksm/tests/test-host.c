@@ -487,6 +487,14 @@ static void test_prim_this(void)
     g_assert(setrlimit(RLIMIT_FSIZE, &limit) == 0);
     g_assert(prim.file_limit() == (limit.rlim_cur == RLIM_INFINITY
                                    ? SIZE_MAX : limit.rlim_cur));
+    /* of memory, whichever is less */
+    g_assert(getrlimit(RLIMIT_DATA, &limit) == 0);
+    less = limit;
+    less.rlim_cur = MIN(limit.rlim_max, UINT64_C(1) << 40);
+    g_assert(setrlimit(RLIMIT_DATA, &less) == 0);
+    g_assert(prim.memory_limit() <= less.rlim_cur);
+    g_assert(setrlimit(RLIMIT_DATA, &limit) == 0);
+    g_assert(prim_kernel() >= 3000);
     prim.signals_block(&old);
     g_assert(pthread_sigmask(SIG_SETMASK, NULL, &seen) == 0);
     g_assert(sigismember(&seen, SIGUSR1) && sigismember(&seen, SIGTERM));

@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "base/prim.h"
+#include "fake-root.h"
+#include "merge/kin.h"
 #include "rooms.h"
 #include "still.h"
 
@@ -462,15 +464,23 @@ static void *lengthen_fails(void *from, size_t len, size_t want, void *at)
     return NULL;
 }
 
+static int lengthened_at;   /* so many calls said where to */
+
+static void *lengthen_note(void *from, size_t len, size_t want, void *at)
+{
+    lengthened_at += !!at;
+    return prim_real.lengthen(from, len, want, at);
+}
+
 /* A mapping can be moved, but not cut: there are too many. */
 static int unmap_fails(void *addr, size_t len)
 {
     return addr == h.r->kin + PAGE ? -ENOMEM : prim_real.unmap(addr, len);
 }
 
-static int cold_fails(void *addr, size_t len, int advice)
+static int pageout_fails(void *addr, size_t len, int advice)
 {
-    return advice == MADV_COLD ? -EINVAL : prim_real.advise(addr, len, advice);
+    return advice == MADV_PAGEOUT ? -EINVAL : prim_real.advise(addr, len, advice);
 }
 
 static bool is_populated(const char *page)
@@ -523,6 +533,76 @@ static void test_kin(void)
     scene_end(&s);
 }
 
+/* ... also where it is counted, as QEMU's is. */
+static void test_kin_counted(void)
+{
+    const size_t pages = 1536;
+    Rooms f;
+    KsmRegion *r;
+    Mem *m;
+
+    if (!rooms_open(&f, KSM_DIRTY_PAGEMAP, ROOMS_SHARING)) {
+        return;
+    }
+    m = mem_new(pages, 0, MEM_SMALL);
+    if (f.uffd_wp < 0 ||
+        mmap(m->addr, pages * PAGE, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) {
+        g_test_skip("no write-protection of shared memory by userfaultfd "
+                    "(Linux 5.19), or not so much memory to be had");
+        rooms_close(&f);
+        mem_free(m);
+        return;
+    }
+    g_assert(madvise(m->addr, pages * PAGE, MADV_NOHUGEPAGE) == 0);
+    mem_fill_run(m, 0, pages, 1, 1);
+    mem_fill_run(m, 800, 200, 100, 1);
+    r = rooms_add(&f, m, &mem_ops);
+    rooms_passes(&f, 6);
+    g_assert(r->kin && mem_mappings(m) == 1 + 2 * r->runs);
+    for (size_t i = 800; i < 1000; i += PIECE) {
+        g_assert(rooms_restore(&f, r, i, PIECE) == 0);
+    }
+    /* all, but the others of the two hundred */
+    g_assert(mem_mappings(m) == 1 + 2 * r->runs);
+    mem_check(m);
+    rooms_remove(&f, r);
+    rooms_close(&f);
+    mem_free(m);
+}
+
+/* A whole chunk may become a huge page again. */
+static void test_kin_huge(void)
+{
+    uint8_t kinds[512];
+    Scene s;
+
+    if (!pair_open(&s, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, &mem_ops, MEM_HUGE)) {
+        return;
+    }
+    if (s.f.uffd_wp < 0 ||
+        kinds_ask(&s.f.kinds, s.a->addr, 512, KINDS_FAST, kinds) < 0 ||
+        !(kinds[0] & PM_HUGE)) {
+        g_test_skip("no write-protection of shared memory by userfaultfd "
+                    "(Linux 5.19), or no huge pages");
+        pair_close(&s);
+        return;
+    }
+    rooms_passes(&s.f, 4);
+    g_assert(s.ra->kin && s.ra->count[PAGE_MERGED] >= PAGES - STILL_FEW);
+    lengthened_at = 0;
+    prim.lengthen = lengthen_note;
+    g_assert(rooms_restore(&s.f, s.ra, 512, 512) == 0);
+    g_assert(lengthened_at == 1);
+    g_assert(kinds_ask(&s.f.kinds, s.a->addr + 512 * PAGE, 512, KINDS_FAST,
+                       kinds) == 0);
+    if (!(kinds[0] & PM_HUGE)) {
+        g_test_message("no huge page was to be had");
+    }
+    g_assert(mem_mappings(s.a) == 2);
+    scene_end(&s);
+}
+
 /* Before kin's own page it is a mapping of its own, and so is that. */
 static void test_kin_before(void)
 {
@@ -537,7 +617,7 @@ static void test_kin_before(void)
 }
 
 typedef enum KinFault {
-    KIN_SPLIT, KIN_COLD, KIN_KERNEL, KIN_STRICT,    /* there is none */
+    KIN_SPLIT, KIN_PAGEOUT, KIN_KERNEL, KIN_STRICT,    /* there is none */
     KIN_LENGTHEN, KIN_UNMAP, KIN_LOCKED,            /* it cannot be used */
 } KinFault;
 
@@ -561,7 +641,7 @@ static void test_kin_fails(gconstpointer data)
     h.f = &s.f;
     h.r = s.ra;
     prim.split = fault == KIN_SPLIT ? split_fails : prim_real.split;
-    prim.advise = fault == KIN_COLD ? cold_fails : prim_real.advise;
+    prim.advise = fault == KIN_PAGEOUT ? pageout_fails : prim_real.advise;
     s.ra->mergeable = fault == KIN_KERNEL;
     s.ra->kinless = fault == KIN_STRICT;
     rooms_passes(&s.f, 4);
@@ -580,7 +660,7 @@ static unsigned dressed;     /* kin: its attributes set, by what they are */
 
 static int dress_advise(void *addr, size_t len, int advice)
 {
-    if (addr == h.r->kin && advice != MADV_COLD) {
+    if (addr == h.r->kin && advice != MADV_PAGEOUT) {
         g_assert(advice == MADV_DOFORK || advice == MADV_DODUMP);
         dressed += advice == MADV_DOFORK ? 1 : 10;
     }
@@ -598,6 +678,14 @@ static int dress_policy(void *addr, size_t len, int mode,
     return 0;
 }
 
+/* Its owner had chosen a node when kin was split off. */
+static int dress_policy_get(void *addr, int *mode, unsigned long *mask,
+                            size_t bits)
+{
+    *mode = 1;
+    return 0;
+}
+
 /* It has the attributes that the region had when it was added, no others. */
 static void test_kin_attributes(gconstpointer data)
 {
@@ -611,6 +699,7 @@ static void test_kin_attributes(gconstpointer data)
     r = s.ra;
     dressed = 0;
     prim.advise = dress_advise;
+    prim.policy_get = dress_policy_get;
     prim.policy_set = dress_policy;
     r->policy = own ? 1 : -1;
     if (own) {
@@ -624,6 +713,59 @@ static void test_kin_attributes(gconstpointer data)
     r->policy = -1;
     r->n_advice -= own ? 2 : 0;
     scene_end(&s);
+}
+
+static FakeRoot *root;
+static size_t limit;
+
+static int root_open(const char *path)
+{
+    g_autofree char *name = g_build_filename(root->dir, path, NULL);
+
+    return prim_real.open_read(name);
+}
+
+static size_t limit_is(void)
+{
+    return limit;
+}
+
+/* NULL: there is no such file. */
+static bool allowed(const char *overcommit, const char *kernel, size_t most)
+{
+    fake_remove(root, NULL);
+    fake_make(root, NULL);
+    if (overcommit) {
+        fake_write(root, "proc/sys/vm/overcommit_memory", overcommit);
+    }
+    if (kernel) {
+        fake_write(root, "proc/sys/kernel/osrelease", kernel);
+    }
+    limit = most;
+    return kin_allowed();
+}
+
+/* None where a moment's use of address space may do harm. */
+static void test_kin_allowed(FakeRoot *fake, gconstpointer data)
+{
+    const char *good = "6.18.5+deb14-amd64\n";
+
+    root = fake;
+    prim.open_read = root_open;
+    prim.memory_limit = limit_is;
+    g_assert(allowed("0\n", good, SIZE_MAX));
+    g_assert(allowed("1\n", "6.12.41\n", SIZE_MAX));
+    g_assert(allowed("0\n", "6.14.0\n", SIZE_MAX));
+    g_assert(allowed("0\n", "7.0-rc1\n", SIZE_MAX));
+    g_assert(!allowed("2\n", good, SIZE_MAX));
+    g_assert(!allowed("0\n", good, SIZE_MAX - 1));
+    g_assert(!allowed("0\n", "6.15.1\n", SIZE_MAX));
+    g_assert(!allowed("0\n", "6.17.5\n", SIZE_MAX));
+    g_assert(!allowed(NULL, good, SIZE_MAX));
+    g_assert(!allowed("0\n", NULL, SIZE_MAX));
+    g_assert(!allowed("0\n", "none\n", SIZE_MAX));
+    prim.open_read = prim_real.open_read;
+    prim.memory_limit = prim_real.memory_limit;
 }
 
 /* Kin of a lower page serves more. */
@@ -671,16 +813,20 @@ int main(int argc, char **argv)
                          test_remap_fails);
     g_test_add_func("/restore/remap-gap", test_remap_gap);
     g_test_add_func("/restore/kin/joins", test_kin);
+    g_test_add_func("/restore/kin/counted", test_kin_counted);
+    g_test_add_func("/restore/kin/huge", test_kin_huge);
     g_test_add_func("/restore/kin/before", test_kin_before);
     g_test_add_func("/restore/kin/lower", test_kin_lower);
+    g_test_add("/restore/kin/allowed", FakeRoot, NULL, fake_make,
+               test_kin_allowed, fake_remove);
     g_test_add_data_func("/restore/kin/attributes/changed",
                          GINT_TO_POINTER(false), test_kin_attributes);
     g_test_add_data_func("/restore/kin/attributes/own",
                          GINT_TO_POINTER(true), test_kin_attributes);
     g_test_add_data_func("/restore/kin/split-fails",
                          GINT_TO_POINTER(KIN_SPLIT), test_kin_fails);
-    g_test_add_data_func("/restore/kin/cold-fails",
-                         GINT_TO_POINTER(KIN_COLD), test_kin_fails);
+    g_test_add_data_func("/restore/kin/pageout-fails",
+                         GINT_TO_POINTER(KIN_PAGEOUT), test_kin_fails);
     g_test_add_data_func("/restore/kin/kernel",
                          GINT_TO_POINTER(KIN_KERNEL), test_kin_fails);
     g_test_add_data_func("/restore/kin/strict",

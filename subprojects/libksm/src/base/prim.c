@@ -57,6 +57,9 @@ struct scan_arg {
 #define IOC_USERFAULTFD_NEW _IO(0xAA, 0x00)
 
 /* Linux 6.4 */
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
 #ifndef PR_GET_MEMORY_MERGE
 #define PR_GET_MEMORY_MERGE 68
 #endif
@@ -107,7 +110,7 @@ static void *real_lengthen(void *from, size_t len, size_t want, void *at)
 
 static void *real_split(void *from, size_t len)
 {
-    /* a new address is looked at with this flag; the C library passes none */
+    /* not mremap(): the C library may pass no address, and the kernel looks */
     long p = syscall(SYS_mremap, from, len, len,
                      MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
 
@@ -486,6 +489,11 @@ static size_t real_realtime_limit(void)
     return limit_of(RLIMIT_RTTIME);
 }
 
+static size_t real_memory_limit(void)
+{
+    return MIN(limit_of(RLIMIT_AS), limit_of(RLIMIT_DATA));
+}
+
 static size_t real_page_size(void)
 {
     return getauxval(AT_PAGESZ);
@@ -590,6 +598,7 @@ static void real_pause(unsigned us)
     .thread_id = real_thread_id, \
     .file_limit = real_file_limit, \
     .realtime_limit = real_realtime_limit, \
+    .memory_limit = real_memory_limit, \
     .page_size = real_page_size, \
     .machine = real_machine, \
     .cpu_ns = real_cpu_ns, \
@@ -600,6 +609,15 @@ static void real_pause(unsigned us)
 
 const KsmPrim prim_real = REAL_CALLS;
 KsmPrim prim = REAL_CALLS;
+
+unsigned prim_kernel(void)
+{
+    g_autofree char *text = prim_read_file("/proc/sys/kernel/osrelease", NULL);
+    unsigned major, minor;
+
+    return text && sscanf(text, "%u.%u", &major, &minor) == 2
+           ? major * 1000 + minor : 0;
+}
 
 char *prim_read_file(const char *path, size_t *len)
 {

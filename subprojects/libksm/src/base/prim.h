@@ -156,6 +156,7 @@ typedef struct KsmPrim {
     void (*signals_restore)(const sigset_t *old);
     size_t (*file_limit)(void);         /* RLIMIT_FSIZE */
     size_t (*realtime_limit)(void);     /* RLIMIT_RTTIME */
+    size_t (*memory_limit)(void);       /* the lesser of RLIMIT_AS and _DATA */
     /* the host */
     size_t (*page_size)(void);
     const char *(*machine)(void);       /* as "uname -m" */
@@ -171,6 +172,9 @@ extern KsmPrim prim;
 
 /* The real calls, for tests to fall back to. */
 extern const KsmPrim prim_real;
+
+/* The kernel: 6018 for Linux 6.18; 0: not known. */
+unsigned prim_kernel(void);
 
 /* A small text file, whole; NULL and errno.  g_free() it. */
 char *prim_read_file(const char *path, size_t *len);

@@ -20,6 +20,7 @@
 #include "engine/state.h"
 #include "engine/tail.h"
 #include "memory/admit.h"
+#include "merge/kin.h"
 #include "share/store-local.h"
 #include "share/remote.h"
 
@@ -495,6 +496,7 @@ static KsmRegion *region_make(KsmEngine *e, void *addr, size_t len, int node,
     er->engine = e;
     region_init(r, addr, len, node, ops, opaque);
     r->tagged = !engine_zero_only(e);
+    r->kinless = !kin_allowed();
     why = admit(r);
     if (why) {
         g_set_error(error, KSM_ERROR, KSM_ERROR_INVALID,

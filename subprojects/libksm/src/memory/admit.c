@@ -145,15 +145,6 @@ static void walk_line(Walk *w, const char *line)
     }
 }
 
-/* Is address space that nobody uses counted, too (vm.overcommit_memory 2)? */
-static bool commits_strictly(void)
-{
-    g_autofree char *text = prim_read_file("/proc/sys/vm/overcommit_memory",
-                                           NULL);
-
-    return !text || *text == '2';
-}
-
 /*
  * Less than an entry is long.  Asked for more, the kernel makes the next entry,
  * too, for which it walks all page tables of that mapping; and does so again if
@@ -189,7 +180,6 @@ const char *admit(KsmRegion *r)
         return "part of the memory is not mapped";
     }
     r->merge_any = prim.merge_any();
-    r->kinless = commits_strictly();
     if (!w.why && prim.policy_get(r->addr, &r->policy, r->policy_mask,
                                   sizeof(r->policy_mask) * 8) < 0) {
         r->policy = -1;

@@ -170,7 +170,8 @@ struct KsmRegion {
     char *kin;              /* a page split off the region, or NULL: kin.h ... */
     size_t kin_page;        /* ... and which page it was at */
     bool kin_new;           /* it was not used yet */
-    bool kinless;           /* there is to be none: admit() */
+    bool kinless;           /* there is to be none: kin_allowed() */
+    uint8_t kin_tries;      /* to split some off that failed, in a row */
     /* per page */
     uint32_t *tag;
     uint8_t *state;

@@ -10,20 +10,26 @@
  * memory that has both from the region: a page of address space, its kin, that
  * was split off it while its place was isolated (MREMAP_DONTUNMAP, Linux 5.7),
  * grown until it reaches the page's number, and cut down to what is wanted.
- * Without it memory costs up to three mappings for each time that it is merged,
- * written and restored; with it none.
  *
  * The danger: what is split off takes a page with it.  Why it is safe: it is
  * done where the page is staged (stage.h), so there is none, and nobody can put
  * one there meanwhile.
  *
  * No more than a page of it is there for long: what locks all of the process's
- * memory, or reads it, finds no copy of the region.
+ * memory, or reads it, finds no copy of the region.  But while it is grown it
+ * counts: kin_allowed().
  */
 #ifndef KSM_KIN_H
 #define KSM_KIN_H
 
 #include "memory/region.h"
+
+/*
+ * May address space be taken for a moment, as much as a region has, without
+ * harm to others?  Not where it is limited, or committed strictly, nor on Linux
+ * 6.15 to 6.17, which loses count of it (fixed by 0e59f47c15ce).
+ */
+bool kin_allowed(void);
 
 /* Would kin of that page serve more pages than what there is? */
 bool kin_wanted(const KsmRegion *r, size_t page);
@@ -32,14 +38,16 @@ bool kin_wanted(const KsmRegion *r, size_t page);
 bool kin_serves(const KsmRegion *r, size_t page);
 
 /*
- * Splits kin off @page, a page that is isolated and staged.  If that fails
- * there is none, or what there was.
+ * Splits kin off @page, a page that is isolated and staged, and not all of its
+ * mapping: that would lose its anon_vma, and need memory for another before the
+ * page can be moved back.  If it fails the old kin stays.
  */
 void kin_take(KsmRegion *r, size_t page);
 
 /*
  * New private memory of @n pages that, moved to @page, becomes part of the
- * region's mappings there.  NULL: none can be had; any other will do.
+ * region's mappings there; of a whole chunk, where it may be a huge page.  NULL:
+ * none can be had; any other will do.
  */
 void *kin_map(KsmRegion *r, size_t page, size_t n);
 

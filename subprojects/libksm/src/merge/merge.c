@@ -299,14 +299,18 @@ static bool map_run(KsmMerge *m, const Span *s, unsigned i, unsigned n)
                         s->iso.home + i * PAGE_BYTES, s->slot[i], n);
 }
 
-/* The first page that will be mapped: it is staged, and its home is empty. */
+/*
+ * Of a page that will be mapped: it is staged, and its home is empty.  The next
+ * one was moved by the same call, so both were in one mapping (kin.h).
+ */
 static void kin_look(KsmMerge *m, const Span *s)
 {
     KsmRegion *r = m->plan->region;
 
-    for (unsigned i = 0; i < s->iso.n; i++) {
-        if (s->act[i] == ACT_MAP) {
-            if (kin_wanted(r, s->page + i)) {
+    for (unsigned i = 0; i + 1 < s->iso.n && !s->iso.failed; i++) {
+        if (s->act[i] == ACT_MAP && s->act[i + 1] == ACT_MAP) {
+            if (kin_wanted(r, s->page + i) &&
+                stage_is_home(m->stage, &s->iso, i)) {
                 kin_take(r, s->page + i);
             }
             return;

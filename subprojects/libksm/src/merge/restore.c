@@ -80,14 +80,24 @@ static int copy_plainly(char *copy, const char *from, size_t len)
     return ret;
 }
 
+/* The room for a copy of so many pages was not needed. */
+static void room_leave(KsmRestore *s, size_t n)
+{
+    if (s->room) {
+        prim.unmap(s->room, n * PAGE_BYTES);
+        s->room = NULL;
+    }
+}
+
 /* A private copy of a range whose writers are blocked; *@zero: of zeroes. */
 static void *copy_aside(KsmRestore *s, KsmRegion *r, size_t page, size_t len,
                         bool *zero)
 {
-    char *copy = kin_map(r, page, len / PAGE_BYTES), *from = page_addr(r, page);
+    char *copy = s->room, *from = page_addr(r, page);
     bool readable;
     int ret;
 
+    s->room = NULL;
     copy = copy ? copy : anonymous_map(NULL, len, 0);
     if (!copy) {
         return NULL;
@@ -153,7 +163,7 @@ static void *map_apart(size_t len, int flags)
 
 /*
  * Zeroes need no memory.  When moved, a mapping that was never populated
- * becomes part of the one next to it; one that was cannot.
+ * becomes part of the one next to it, kin or not.
  */
 static void *zeroes_aside(const KsmRegion *r, void *copy, size_t len)
 {
@@ -191,7 +201,7 @@ static int replace_blocked(KsmRestore *s, const Block *b, KsmRegion *r,
 /*
  * While a device may be writing (restore.h, 2): it would have had clean pages
  * copied, and from now on waits for us as any writer does.  Each such part
- * becomes a mapping of its own, until @mappings are used up.
+ * becomes a mapping of its own, at worst, until @mappings are used up.
  */
 static int replace_clean(KsmRestore *s, const Block *b, KsmRegion *r,
                          size_t page, size_t n, size_t mappings)
@@ -247,6 +257,7 @@ static int replace_run(KsmRestore *s, const Block *b, KsmRegion *r,
     }
     if (whom == FOR_MOVE ||
         region_busy(r, page_addr(r, page), n * PAGE_BYTES)) {
+        room_leave(s, n);
         return replace_clean(s, b, r, page, n, mappings);
     }
     return replace_blocked(s, b, r, page, n);
@@ -268,12 +279,14 @@ static int restore_run(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
         /* the content gets its own copy; the mapping stays */
         return copy_in_place(s, r, page, n);
     }
+    s->room = kin_map(r, page, n);
     ret = block_begin(&b, s->urgent, s->uffd_wp, page_addr(r, page),
                       n * PAGE_BYTES);
     if (ret == 0) {
         ret = replace_run(s, &b, r, page, n, whom, mappings);
         block_end(&b);
     }
+    room_leave(s, n);
     return ret;
 }
 

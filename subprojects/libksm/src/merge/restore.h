@@ -42,6 +42,7 @@ typedef struct KsmRestore {
     KsmContent *content;
     KsmDirty *dirty;
     uint8_t kind[CHUNK_PAGES];      /* PM_* of the run at hand */
+    void *room;             /* for the copy of all of it, of the region's kin */
     unsigned settles;       /* calls of ksm_settle() */
     uint64_t poisoned;      /* pages found to be lost */
 } KsmRestore;

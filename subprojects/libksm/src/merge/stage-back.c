@@ -133,6 +133,11 @@ static bool is_displaced(KsmStage *g, char *home)
     return page_copy(g, home, g->unreadable) == -ENOENT;
 }
 
+bool stage_is_home(KsmStage *g, const Isolation *s, unsigned i)
+{
+    return !is_displaced(g, s->home + i * PAGE_BYTES);
+}
+
 static BackTry back_try(KsmStage *g, const Isolation *s, size_t at,
                         unsigned tries)
 {

@@ -7,7 +7,6 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <sys/mman.h>
 
 #include "base/prim.h"
@@ -43,11 +42,7 @@ static int stage_prepare(KsmStage *g, char *area)
 /* Until Linux 6.16 a page that is swapped in while it is moved may be lost. */
 static bool kernel_loses_swap(void)
 {
-    g_autofree char *text = prim_read_file("/proc/sys/kernel/osrelease", NULL);
-    unsigned major = 0, minor = 0;
-
-    return !text || sscanf(text, "%u.%u", &major, &minor) != 2 ||
-           major < 6 || (major == 6 && minor < 16);
+    return prim_kernel() < 6016;
 }
 
 int stage_init(KsmStage *g)

@@ -124,12 +124,15 @@ bool stage_isolate(KsmStage *g, Isolation *s);
  */
 void stage_put_back(KsmStage *g, Isolation *s, unsigned i, unsigned n);
 
+/* Of a page that is staged: is its home still what was registered? */
+bool stage_is_home(KsmStage *g, const Isolation *s, unsigned i);
+
 /* Pages of a span, by their numbers in it. */
 typedef struct StageRun {
     uint16_t first, n;
 } StageRun;
 
-/* The same for @n runs of kept pages, in any order: their cost is measured. */
+/* As stage_put_back(), for @n runs of kept pages, in any order: their cost is measured. */
 void stage_keep(KsmStage *g, Isolation *s, const StageRun *run, unsigned n);
 
 /*
