@@ -116,7 +116,7 @@ typedef struct KsmConfig {
     /* default 0, as fast as max_cpu allows; else seconds per pass */
     unsigned target_scan_s;
     /*
-     * 64: pages a huge page must save before it is broken, 1 to 512; a quarter
+     * 64: pages a huge page must save before it is broken, 1 to 512; an eighth
      * of that where a later look found all of it as it was
      */
     unsigned split_min_pages;

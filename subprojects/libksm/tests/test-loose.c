@@ -418,10 +418,10 @@ static void test_part(void)
     }
 }
 
-/* What is cold is broken for a quarter of that. */
+/* What is cold is broken for an eighth of that. */
 static void test_cold(void)
 {
-    const unsigned least = 64 / 4;
+    const unsigned least = 64 / 8;
 
     for (unsigned equal = least - 1; equal <= least; equal++) {
         Scene s;
@@ -600,7 +600,7 @@ static void test_breaks_refused(void)
     if (!scene_start(&s, KSM_SCOPE_VM)) {
         return;
     }
-    fill_equal(&s, 16);
+    fill_equal(&s, 10);
     breaks_begin(&s, true, 0, 0);
     for (unsigned k = 0; k < CALM; k++) {
         s.e->costs = costs_guess;
@@ -681,12 +681,12 @@ static void test_cold_changed(void)
         return;
     }
     s.e->plan.split_min_pages = N;
-    fill_equal(&s, 100);
+    fill_equal(&s, 60);
     c = &s.r->chunk[0];
     for (unsigned k = 0; k < CALM && !c->same; k++) {
         util_passes(s.e, 1);
     }
-    g_assert(is_loose(&s, 0) && parts_gain(&s.e->plan, c) == N / 4);
+    g_assert(is_loose(&s, 0) && parts_gain(&s.e->plan, c) == N / 8);
     c->flags &= ~CHUNK_STILL;
     stir(&s, 0, 100, 1);
     g_assert(sample_chunk(&s.e->plan.sampler, s.r, 0));
@@ -707,7 +707,7 @@ static void test_breaks_watched(void)
     first = s.fresh - CHUNKS * N;
     all_is_known(&s);
     g_assert(is_huge(&s, 0) && !is_loose(&s, 0));
-    g_assert(parts_gain(&s.e->plan, &s.r->chunk[0]) == 64 / 4);
+    g_assert(parts_gain(&s.e->plan, &s.r->chunk[0]) == 64 / 8);
     hashed = util_stats(s.e).pages_scanned;
     mem_fill_run(s.m, 3 * N + 100, 100, first + 100, 1);
     for (unsigned k = 0; k < CALM && !s.r->chunk[0].mapped; k++) {

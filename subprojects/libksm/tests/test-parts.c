@@ -176,16 +176,36 @@ static void test_cold(void)
     c = &s.r->chunk[0];
     s.p->split_min_pages = 64;
     g_assert(parts_gain(s.p, c) == 64);
-    want(s.p, 200, 16, 7);
+    want(s.p, 200, 8, 7);
     make(s.p);
     g_assert(s.p->breaks && !parts_pay(s.p, &s.f.costs));
     c->same = 1;
-    g_assert(parts_gain(s.p, c) == 16 && parts_pay(s.p, &s.f.costs));
-    /* but not whatever it costs */
-    s.f.costs.isolate_ns = 16 * 4 * PAGE_WORTH_NS;
+    g_assert(parts_gain(s.p, c) == 8 && parts_pay(s.p, &s.f.costs));
+    /* but not whatever it costs: a few pages twice what many may ... */
+    s.f.costs.isolate_ns = 8 * 8 * PAGE_WORTH_NS - BREAK_NS - DROP_NS -
+                           s.f.costs.map_ns - 8 * s.f.costs.move_ns;
+    g_assert(parts_pay(s.p, &s.f.costs));
+    s.f.costs.isolate_ns++;
+    g_assert(!parts_pay(s.p, &s.f.costs));
+    /* ... but 3 ms, all of them */
+    want(s.p, 200, 48, 7);
+    make(s.p);
+    s.f.costs.isolate_ns = 3000000 - BREAK_NS - DROP_NS - s.f.costs.map_ns -
+                           48 * s.f.costs.move_ns;
+    g_assert(s.p->breaks && s.p->n_spans == 1);
+    g_assert(parts_pay(s.p, &s.f.costs));
+    s.f.costs.isolate_ns++;
+    g_assert(!parts_pay(s.p, &s.f.costs));
+    want(s.p, 200, 80, 7);
+    make(s.p);
+    s.f.costs.isolate_ns = 80 * 4 * PAGE_WORTH_NS - BREAK_NS - DROP_NS -
+                           s.f.costs.map_ns - 80 * s.f.costs.move_ns;
+    g_assert(s.p->breaks && s.p->n_spans == 1);
+    g_assert(parts_pay(s.p, &s.f.costs));
+    s.f.costs.isolate_ns++;
     g_assert(!parts_pay(s.p, &s.f.costs));
     s.f.costs = costs_guess;
-    s.p->act[200] = ACT_KEEP;
+    memset(s.p->act + 207, ACT_KEEP, 73);
     make(s.p);
     g_assert(!parts_pay(s.p, &s.f.costs));
     /* least of all may it be nothing */

@@ -1495,9 +1495,9 @@ static void test_broken_mappings(gconstpointer data)
         { 812, 8, 50, 0, false }, { 820, 8, 10, 8, false },
         { 828, 8, 1, 0, false },
         { 912, 8, 90, 7, false },
-        { 1112, 50, 100, 50, true },
-        { 1212, 51, 160, 51, false },
-        { 1312, 8, 10, 8, true }, { 1320, 8, 1, 0, false },
+        { 1112, 100, 100, 100, true },
+        { 1222, 101, 300, 101, false },
+        { 1333, 8, 10, 8, true }, { 1341, 8, 1, 0, false },
     };
     const bool kin = GPOINTER_TO_INT(data);
     size_t mappings;
@@ -1507,7 +1507,7 @@ static void test_broken_mappings(gconstpointer data)
         return;
     }
     mem_fill_run(s.m, 0, 1536, 50000, 1);
-    mem_fill_run(s.m, 1536, 256, 1, 1);
+    mem_fill_run(s.m, 1536, 512, 1, 1);
     for (unsigned i = 0; i < G_N_ELEMENTS(runs); i++) {
         mem_fill_run(s.m, runs[i].page, runs[i].n, runs[i].like, 1);
     }
@@ -1521,7 +1521,7 @@ static void test_broken_mappings(gconstpointer data)
     }
     s.m->busy = true;
     for (unsigned i = 0; i < G_N_ELEMENTS(runs); i++) {
-        mem_fill_run(s.m, runs[i].page, runs[i].written, 90000 + 100 * i, 1);
+        mem_fill_run(s.m, runs[i].page, runs[i].written, 90000 + 200 * i, 1);
     }
     util_passes(s.e, 6 * CHECK_PASSES);
     mappings = mem_mappings(s.m);
@@ -4003,15 +4003,15 @@ static void test_split_min(void)
     b = mem_new(512, 0, MEM_HUGE);
     mem_fill_run(a, 0, 512, 1, 1);
     mem_fill_run(b, 0, 512, 10001, 1);
-    mem_fill_run(b, 0, 15, 1, 1);
+    mem_fill_run(b, 0, 7, 1, 1);
     ra = util_add(e, a, NULL);
     rb = util_add(e, b, NULL);
     util_passes(e, 8);
     s = util_stats(e);
-    /* nor one that is cold, for less than a quarter */
+    /* nor one that is cold, for less than an eighth */
     g_assert(s.huge_split == 0 && s.pages_sharing == 0);
-    g_assert(s.reasons[KSM_REASON_NOT_WORTH] == 30);
-    mem_fill_run(b, 15, 105, 16, 1);
+    g_assert(s.reasons[KSM_REASON_NOT_WORTH] == 14);
+    mem_fill_run(b, 7, 113, 8, 1);
     util_passes(e, 12);
     s = util_stats(e);
     /* ... if huge pages could be had at all */

@@ -7,9 +7,10 @@
 
 #define FILL_SPAN_MIN   128u    /* pages */
 #define FILL_GAIN_NS    128u    /* a page, for what is still in the cache */
-#define COLD_SHARE      4u      /* of what others must save is enough ... */
-#define COLD_WORTH      4u      /* ... and each page may cost so much more */
-#define LATE_NS         UINT64_C(3000000)   /* ... but not all, if late */
+#define COLD_SHARE      8u      /* of what others must save is enough ... */
+#define COLD_WORTH      4u      /* ... and each page may cost so much more ... */
+#define COLD_FEW        2u      /* ... a few so often that ... */
+#define LATE_NS         UINT64_C(3000000)   /* ... in all, or if late */
 
 static bool is_cold(const KsmChunk *c)
 {
@@ -180,7 +181,8 @@ static uint64_t pages_worth(const KsmPlan *p, unsigned pages)
     uint64_t worth = pages * PAGE_WORTH_NS;
 
     if (is_cold(&p->region->chunk[p->chunk])) {
-        return worth * COLD_WORTH;
+        worth *= COLD_WORTH;
+        return MAX(worth, MIN(worth * COLD_FEW, LATE_NS));
     }
     /* many spans: whoever discards waits for all of them */
     return p->late ? MAX(worth, MIN(worth * COLD_WORTH, LATE_NS)) : worth;
