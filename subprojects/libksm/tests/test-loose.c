@@ -600,7 +600,7 @@ static void test_breaks_refused(void)
     if (!scene_start(&s, KSM_SCOPE_VM)) {
         return;
     }
-    fill_equal(&s, 10);
+    fill_equal(&s, 16);
     breaks_begin(&s, true, 0, 0);
     for (unsigned k = 0; k < CALM; k++) {
         s.e->costs = costs_guess;

@@ -454,6 +454,26 @@ static void test_late(void)
     scene_end(&s);
 }
 
+/* ... later where a page beside it is written each time ... */
+static void test_late_stirred(void)
+{
+    unsigned passes;
+    Scene s;
+
+    if (!scene_late(&s)) {
+        return;
+    }
+    for (passes = 0; passes < 12; passes++) {
+        if (util_stats(s.e).pages_sharing == 257) {
+            break;
+        }
+        mem_fill(s.m, 310, 91000 + passes);
+        util_passes(s.e, 1);
+    }
+    g_assert(passes > 3 && passes < 12);
+    scene_end(&s);
+}
+
 /* If the store takes no more it is left, as not worth what others may cost. */
 static void test_late_full(void)
 {
@@ -477,13 +497,13 @@ static void test_late_full(void)
 
 static const struct {
     const char *name;
-    size_t first, second;   /* pages that are written beside it; 0: none */
+    size_t first, second;   /* more are written beside it than a few; 0: none */
 } beside[] = {
     { "both", 310, 910 }, { "first", 310, 0 }, { "second", 0, 910 },
 };
 
 /*
- * ... and nothing is written around it.  If that is so on one side of it only,
+ * ... and little is written around it.  If that is so on one side of it only,
  * no slot is made that nobody else would map.
  */
 static void test_late_beside(gconstpointer data)
@@ -498,10 +518,10 @@ static void test_late_beside(gconstpointer data)
     stats = util_stats(s.e);
     for (unsigned k = 0; k < 30; k++) {
         if (beside[i].first) {
-            mem_fill(s.m, beside[i].first, 91000 + k);
+            mem_fill_run(s.m, beside[i].first, 40, 910000 + 100 * k, 1);
         }
         if (beside[i].second) {
-            mem_fill(s.m, beside[i].second, 92000 + k);
+            mem_fill_run(s.m, beside[i].second, 40, 920000 + 100 * k, 1);
         }
         util_passes(s.e, 1);
     }
@@ -520,15 +540,15 @@ static void test_late_more(gconstpointer data)
         return;
     }
     for (unsigned k = 0; k < 40; k++) {
-        mem_fill(s.m, page, 92000 + k);
+        mem_fill_run(s.m, page, 40, 920000 + 100 * k, 1);
         if (k == 20) {
             g_assert(MAX(s.r->chunk[0].late, s.r->chunk[1].late) >= 2);
-            mem_fill_run(s.m, 320, 100, 95000, 1);
-            mem_fill_run(s.m, 920, 100, 95000, 1);
+            mem_fill_run(s.m, 360, 60, 95000, 1);
+            mem_fill_run(s.m, 960, 60, 95000, 1);
         }
         util_passes(s.e, 1);
     }
-    g_assert(util_stats(s.e).pages_sharing >= 256 + 100);
+    g_assert(util_stats(s.e).pages_sharing >= 256 + 60);
     scene_end(&s);
 }
 
@@ -1526,7 +1546,7 @@ static void test_broken_mappings(gconstpointer data)
     util_passes(s.e, 6 * CHECK_PASSES);
     mappings = mem_mappings(s.m);
     s.m->busy = false;
-    util_passes(s.e, 4 * CHECK_PASSES);
+    util_passes(s.e, 14 * CHECK_PASSES);    /* it was tried before */
     for (unsigned i = 0; i < G_N_ELEMENTS(runs); i++) {
         bool ends = kin && runs[i].ends;
 
@@ -1540,6 +1560,137 @@ static void test_broken_mappings(gconstpointer data)
     g_assert(mappings - mem_mappings(s.m) == (kin ? 3 + 2 + 1 : 0));
     mem_check(s.m);
     region_check(s.r);
+    scene_end(&s);
+}
+
+/* The same for one mapping, of 8 pages at @at, in pages unlike all. */
+static bool scene_mapping(Scene *s, size_t at, unsigned n)
+{
+    if (!scene_start(s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return false;
+    }
+    mem_fill_run(s->m, 0, 1536, 50000, 1);
+    mem_fill_run(s->m, 1536, 256, 1, 1);
+    mem_fill_run(s->m, 100, 8, 1, 1);
+    mem_fill_run(s->m, at, n, 10, 1);
+    util_passes(s->e, 6);
+    g_assert(s->r->kin && s->r->kin_page == 100);
+    s->m->busy = true;
+    mem_fill_run(s->m, at, n, 90000, 1);
+    return true;
+}
+
+static unsigned mapped_of(const Scene *s, size_t at, unsigned n)
+{
+    unsigned mapped = 0;
+
+    for (size_t i = at; i < at + n; i++) {
+        mapped += page_is_mapped(s->r, i);
+    }
+    return mapped;
+}
+
+static unsigned blocked;
+
+static int block_note(const UffdRange *range, bool on)
+{
+    blocked += on;
+    return prim_real.uffd_protect(range, on);
+}
+
+/* While a device is at it, it is not tried at each look. */
+static void test_broken_mapping_busy(void)
+{
+    Scene s;
+
+    if (!scene_mapping(&s, 712, 8)) {
+        return;
+    }
+    blocked = 0;
+    prim.uffd_protect = block_note;
+    util_passes(s.e, 40 * CHECK_PASSES);
+    g_assert(blocked >= 2 && blocked <= 40 / 8 + 1);
+    g_assert(mapped_of(&s, 712, 8) == 8);
+    s.m->busy = false;
+    util_passes(s.e, 12 * CHECK_PASSES);
+    prim.uffd_protect = prim_real.uffd_protect;
+    g_assert(mapped_of(&s, 712, 8) == 0);
+    scene_end(&s);
+}
+
+/* One that goes on in the next chunk stays. */
+static void test_broken_mapping_crosses(void)
+{
+    Scene s;
+
+    if (!scene_mapping(&s, 1020, 8)) {
+        return;
+    }
+    s.m->busy = false;
+    util_passes(s.e, 12 * CHECK_PASSES);
+    g_assert(mapped_of(&s, 1020, 8) == 8);
+    scene_end(&s);
+}
+
+static bool swapped;    /* a page looks swapped out */
+
+static ssize_t swapped_pagemap(PmScan *scan)
+{
+    const uintptr_t at = (uintptr_t)restored.s->m->addr + 715 * PAGE;
+    ssize_t n = still_pagemap(scan);
+
+    for (ssize_t i = 0; i < n && swapped; i++) {
+        if (scan->vec[i].start <= at && at < scan->vec[i].end) {
+            scan->vec[i].kinds &= ~(uint64_t)PM_PRESENT;
+            scan->vec[i].kinds |= PM_SWAPPED;
+        }
+    }
+    return n;
+}
+
+/* Nobody waits for what is swapped out. */
+static void test_broken_mapping_away(void)
+{
+    char *kin;
+    Scene s;
+
+    if (!scene_mapping(&s, 712, 8)) {
+        return;
+    }
+    s.m->busy = false;
+    /* until it is quiet there is none */
+    kin = s.r->kin;
+    s.r->kin = NULL;
+    util_passes(s.e, 6 * CHECK_PASSES);
+    s.r->kin = kin;
+    restored.s = &s;
+    swapped = true;
+    prim.pagemap = swapped_pagemap;
+    util_passes(s.e, 4 * CHECK_PASSES);
+    g_assert(mapped_of(&s, 712, 8) == 8);
+    swapped = false;
+    util_passes(s.e, 4 * CHECK_PASSES);
+    prim.pagemap = still_pagemap;
+    g_assert(mapped_of(&s, 712, 8) == 0);
+    scene_end(&s);
+}
+
+/* What is equal to something is merged first, if that pays. */
+static void test_broken_mapping_equal(void)
+{
+    uint64_t sharing;
+    Scene s;
+
+    if (!scene_mapping(&s, 712, 24)) {
+        return;
+    }
+    sharing = util_stats(s.e).pages_sharing;
+    mem_fill_run(s.m, 720, 16, 200, 1);
+    util_passes(s.e, 6 * CHECK_PASSES);
+    s.m->busy = false;
+    util_passes(s.e, 4 * CHECK_PASSES);
+    g_assert(mapped_of(&s, 720, 16) == 16 && mapped_of(&s, 712, 8) == 0);
+    g_assert(util_stats(s.e).pages_sharing == sharing + 16 - 24);
     scene_end(&s);
 }
 
@@ -4099,6 +4250,7 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/page-cost", test_page_cost);
     g_test_add_func("/scan/estimate-ends", test_estimate_ends);
     g_test_add_func("/scan/late", test_late);
+    g_test_add_func("/scan/late/stirred", test_late_stirred);
     g_test_add_func("/scan/late/full", test_late_full);
     for (size_t i = 0; i < G_N_ELEMENTS(beside); i++) {
         g_autofree char *path = g_strdup_printf("/scan/late/beside/%s",
@@ -4145,6 +4297,11 @@ int main(int argc, char **argv)
                          test_broken_mappings);
     g_test_add_data_func("/scan/broken/mappings/kinless",
                          GINT_TO_POINTER(false), test_broken_mappings);
+    g_test_add_func("/scan/broken/mappings/busy", test_broken_mapping_busy);
+    g_test_add_func("/scan/broken/mappings/crosses",
+                    test_broken_mapping_crosses);
+    g_test_add_func("/scan/broken/mappings/away", test_broken_mapping_away);
+    g_test_add_func("/scan/broken/mappings/equal", test_broken_mapping_equal);
     g_test_add_func("/scan/broken/behind", test_broken_behind);
     g_test_add_func("/scan/broken/backoff", test_broken_backoff);
     g_test_add_func("/scan/broken/rare", test_broken_rare);

@@ -131,7 +131,6 @@ static bool rejoin(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
 /* What came of a chunk. */
 typedef struct Done {
     bool restored, rejoined;    /* some pages were, or it was tried */
-    bool ended;                 /* mappings were, nothing of which was shared */
     bool doubtful;              /* others were not, for busier times' costs */
 } Done;
 
@@ -159,7 +158,37 @@ static unsigned run_restore(KsmEngine *e, KsmRegion *r, size_t page,
     return MAX(run.n, n);
 }
 
-static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
+/*
+ * Short mappings from @page on of which nothing is shared any more.  Returns how
+ * many pages were tried.
+ */
+static unsigned mappings_end(KsmEngine *e, KsmRegion *r, size_t page,
+                             const uint8_t *kinds, Done *done)
+{
+    size_t end = (page / CHUNK_PAGES + 1) * CHUNK_PAGES;
+    uint32_t zero = content_tag(r, e->hasher.zero);
+    unsigned n = quiet_mappings(&e->costs, r, page, end, zero);
+    bool merged = false;
+
+    if (!n) {
+        done->doubtful |= quiet_mappings(&costs_guess, r, page, end, zero) > 0;
+        return 0;
+    }
+    for (unsigned i = 0; i < n; i++) {
+        if (!(kinds[page % CHUNK_PAGES + i] & PM_PRESENT)) {
+            return n;   /* nobody shall wait for that to be read from swap */
+        }
+        merged |= quiet_is_again(r, page + i);
+    }
+    if (!restore(e, r, page, n, merged) && page_state(r, page) == PAGE_BROKEN) {
+        /* it does not count as quiet before it was looked at once more */
+        r->history[page] = 1 << 4 | age_skip(UINT_MAX);
+    }
+    return n;
+}
+
+static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
+                          const uint8_t *kinds)
 {
     size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, seen = page;
     uint32_t zero = content_tag(r, e->hasher.zero);
@@ -177,8 +206,7 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk)
             n = run_restore(e, r, page, run, &done);
         }
         if (!n && page_state(r, page) == PAGE_BROKEN) {
-            n = quiet_mappings(&e->costs, r, page, end);
-            done.ended |= n && restore(e, r, page, n, false);
+            n = mappings_end(e, r, page, kinds, &done);
         }
         page += MAX(n, 1);
     }
@@ -207,13 +235,13 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
         return false;
     }
     cpu = prim.cpu_ns();
-    done = chunk_restore(e, r, chunk);
-    if (done.restored || done.rejoined || done.ended) {
+    done = chunk_restore(e, r, chunk, kinds);
+    if (done.restored || done.rejoined) {
         c->restored = c->calm < MAX(4u << c->restored, soonest)
                       ? MIN(c->restored + 1, BACKOFF_MAX)
                       : c->restored - (c->restored > 0);
         c->calm = 0;
-        e->scan.again |= done.restored || done.rejoined;
+        e->scan.again = true;
     }
     e->total.merge_time += prim.cpu_ns() - cpu;
     return done.restored;

@@ -12,7 +12,7 @@
  * there is one, makes them begin anew).  After that, looks become rare.
  *
  * What pays: merge/quiet.h.  So does restoring a few pages that are all of a
- * mapping and equal to nothing: it becomes part of what is around it.
+ * mapping, equal to something or not: it becomes part of what is around it.
  *
  * If pages that were restored or merged again are written, their chunk waits,
  * twice as long each time, up to 32 looks, or four minutes.

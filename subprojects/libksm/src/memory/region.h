@@ -171,6 +171,7 @@ struct KsmRegion {
     size_t kin_page;        /* ... and which page it was at */
     bool kin_new;           /* it was not used yet */
     bool kinless;           /* there is to be none: kin_allowed() */
+    bool apart;             /* memory was restored without it */
     uint8_t kin_tries;      /* to split some off that failed, in a row */
     /* per page */
     uint32_t *tag;

@@ -33,7 +33,7 @@ static bool is_locked(char *addr)
 bool kin_wanted(const KsmRegion *r, size_t page)
 {
     /* where ksmd has some and not others, mappings differ anyway */
-    if (r->kinless || r->kin_tries == TRIES || r->merge_any || r->mergeable ||
+    if (r->kinless || r->apart || r->kin_tries == TRIES || r->merge_any || r->mergeable ||
         page_chunk(r, page)->flags & CHUNK_TAIL) {
         return false;
     }
@@ -113,14 +113,13 @@ static char *room_make(size_t before, size_t len)
 static char *kin_grow(KsmRegion *r, size_t before, size_t len)
 {
     bool whole = len - before == CHUNK_BYTES;
-    char *room = whole ? room_make(before, len) : NULL, *kin;
+    char *room = whole ? room_make(before, len) : NULL;
+    char *kin = prim.lengthen(r->kin, PAGE_BYTES, len, room);
 
-    if (whole && !room) {
-        return NULL;
-    }
-    kin = prim.lengthen(r->kin, PAGE_BYTES, len, room);
     if (room && !kin) {
-        prim.unmap(room, len);
+        /* whether the room is still there is not known: it may be another's */
+        kin_drop(r);
+        r->kinless = true;
     }
     return kin;
 }

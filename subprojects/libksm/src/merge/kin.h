@@ -31,10 +31,16 @@
  */
 bool kin_allowed(void);
 
-/* Would kin of that page serve more pages than what there is? */
+/*
+ * Would kin of that page serve more pages than what there is?  Not once some of
+ * the region was restored without it: the page may be of that.
+ */
 bool kin_wanted(const KsmRegion *r, size_t page);
 
-/* Would what is moved there become part of the mappings around it? */
+/*
+ * Is what is moved there to become part of the mappings around it?  If there is
+ * memory for it, and they are of the region as it was added.
+ */
 bool kin_serves(const KsmRegion *r, size_t page);
 
 /*

@@ -7,21 +7,24 @@
 
 #define FILL_SPAN_MIN   128u    /* pages */
 #define FILL_GAIN_NS    128u    /* a page, for what is still in the cache */
+#define STIRRED_MAX     (CHUNK_PAGES / 16)  /* more: the chunk is not quiet */
 #define COLD_SHARE      8u      /* of what others must save is enough ... */
 #define COLD_WORTH      4u      /* ... and each page may cost so much more ... */
-#define COLD_FEW        2u      /* ... a few so often that ... */
-#define LATE_NS         UINT64_C(3000000)   /* ... in all, or if late */
+#define COLD_FEW        2u      /* ... if it is broken twice that ... */
+#define LATE_NS         UINT64_C(3000000)   /* ... but not all, nor if late */
 
 static bool is_cold(const KsmChunk *c)
 {
     return (c->flags & CHUNK_HUGE) && c->same;
 }
 
-/* What is written after such a merge stays broken, and keeps its mapping. */
+/* What is written after such a merge keeps its mapping until it is quiet. */
 bool parts_late(const KsmChunk *c)
 {
-    return !(c->flags & CHUNK_HUGE) && c->late >= LATE_MIN &&
-           !(c->written + c->fresh + c->broken);
+    unsigned stirred = c->written + c->fresh + c->broken;
+
+    return !(c->flags & CHUNK_HUGE) && stirred <= STIRRED_MAX &&
+           c->late >= (stirred ? LATE_MIN + 1 : LATE_MIN);
 }
 
 unsigned parts_gain(const KsmPlan *p, const KsmChunk *c)
@@ -182,7 +185,7 @@ static uint64_t pages_worth(const KsmPlan *p, unsigned pages)
 
     if (is_cold(&p->region->chunk[p->chunk])) {
         worth *= COLD_WORTH;
-        return MAX(worth, MIN(worth * COLD_FEW, LATE_NS));
+        return p->breaks ? MAX(worth, MIN(worth * COLD_FEW, LATE_NS)) : worth;
     }
     /* many spans: whoever discards waits for all of them */
     return p->late ? MAX(worth, MIN(worth * COLD_WORTH, LATE_NS)) : worth;

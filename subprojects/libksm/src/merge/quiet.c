@@ -60,47 +60,6 @@ unsigned quiet_rejoins(const KsmCosts *costs, const KsmRegion *r, size_t page,
            costs->rejoin_ns + costs->map_ns ? n : 0;
 }
 
-/* Pages of the mapping that begins at @page; 0: it is shared, or not quiet. */
-static unsigned mapping_quiet(const KsmRegion *r, size_t page, size_t end)
-{
-    unsigned n = 0;
-
-    do {
-        if (!is_quiet(r, page + n)) {
-            return 0;
-        }
-        n++;
-    } while (page + n < end && region_joined(r, page + n));
-    return n;
-}
-
-/* Is there anonymous memory, populated or not? */
-static bool is_anonymous(const KsmRegion *r, size_t page)
-{
-    return page < r->n_pages && page_state(r, page) != PAGE_OUTSIDE &&
-           page_state(r, page) != PAGE_BARRED && !page_is_mapped(r, page);
-}
-
-unsigned quiet_mappings(const KsmCosts *costs, const KsmRegion *r, size_t page,
-                        size_t end)
-{
-    const unsigned most = MAPPING_WORTH_NS / RESTORE_PAGE_NS;
-    unsigned n = 0, mappings = 0, k;
-
-    if (!kin_serves(r, page) || region_joined(r, page)) {
-        return 0;
-    }
-    while (page + n < end && (k = mapping_quiet(r, page + n, end)) &&
-           k <= most) {
-        n += k;
-        mappings++;
-    }
-    /* they become one, and part of those beside it */
-    mappings += is_anonymous(r, page - 1) + is_anonymous(r, page + n);
-    return n && (mappings - 1) * MAPPING_WORTH_NS >=
-                costs->restore_ns + n * RESTORE_PAGE_NS ? n : 0;
-}
-
 bool quiet_pays(const KsmCosts *costs, const KsmRegion *r, size_t page,
                 uint32_t zero)
 {
@@ -114,4 +73,52 @@ bool quiet_pays(const KsmCosts *costs, const KsmRegion *r, size_t page,
     }
     return quiet_run(costs, r, page, end, zero).n ||
            quiet_rejoins(costs, r, page, end, zero);
+}
+
+/*
+ * Pages of the mapping that begins at @page; 0: it is shared, or not quiet, or
+ * has pages that are equal to something, which pays by itself, or goes on in the
+ * next chunk.
+ */
+static unsigned mapping_quiet(const KsmCosts *costs, const KsmRegion *r,
+                              size_t page, size_t end, uint32_t zero)
+{
+    unsigned n = 0;
+
+    do {
+        if (!is_quiet(r, page + n) ||
+            (quiet_is_again(r, page + n) &&
+             quiet_pays(costs, r, page + n, zero))) {
+            return 0;
+        }
+        n++;
+    } while (page + n < end && region_joined(r, page + n));
+    return page + n < r->n_pages && region_joined(r, page + n) ? 0 : n;
+}
+
+/* Is there anonymous memory, populated or not? */
+static bool is_anonymous(const KsmRegion *r, size_t page)
+{
+    return page < r->n_pages && page_state(r, page) != PAGE_OUTSIDE &&
+           page_state(r, page) != PAGE_BARRED && !page_is_mapped(r, page);
+}
+
+unsigned quiet_mappings(const KsmCosts *costs, const KsmRegion *r, size_t page,
+                        size_t end, uint32_t zero)
+{
+    const unsigned most = MAPPING_WORTH_NS / RESTORE_PAGE_NS;
+    unsigned n = 0, mappings = 0, k;
+
+    if (!kin_serves(r, page) || region_joined(r, page)) {
+        return 0;
+    }
+    while (page + n < end &&
+           (k = mapping_quiet(costs, r, page + n, end, zero)) && k <= most) {
+        n += k;
+        mappings++;
+    }
+    /* they become one, and part of those beside it */
+    mappings += is_anonymous(r, page - 1) + is_anonymous(r, page + n);
+    return n && (mappings - 1) * MAPPING_WORTH_NS >=
+                costs->restore_ns + n * RESTORE_PAGE_NS ? n : 0;
 }

@@ -46,11 +46,11 @@ unsigned quiet_rejoins(const KsmCosts *costs, const KsmRegion *r, size_t page,
 
 /*
  * Mappings of the pool from @page on, before @end, all of whose pages were
- * written and are quiet, though equal to nothing: pages to restore for there
+ * written and are quiet, though not worth either: pages to restore for there
  * being fewer mappings then (kin.h); 0: that does not pay.
  */
 unsigned quiet_mappings(const KsmCosts *costs, const KsmRegion *r, size_t page,
-                        size_t end);
+                        size_t end, uint32_t zero);
 
 /* Is the page broken, and would it be merged, were it restored? */
 bool quiet_is_again(const KsmRegion *r, size_t page);

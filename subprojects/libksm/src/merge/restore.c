@@ -177,10 +177,11 @@ static int replace_blocked(KsmRestore *s, const Block *b, KsmRegion *r,
 {
     size_t len = n * PAGE_BYTES;
     UffdRange range = { s->uffd_wp, page_addr(r, page), len };
-    bool zero = false;
+    bool zero = false, kin = s->room;
     void *copy = copy_aside(s, r, page, len, &zero);
     int ret;
 
+    r->apart |= !zero && !kin;
     copy = zero ? zeroes_aside(r, copy, len) : copy;
     ret = copy ? copy_over(copy, page_addr(r, page), len) : -ENOMEM;
     if (ret < 0) {
@@ -201,7 +202,7 @@ static int replace_blocked(KsmRestore *s, const Block *b, KsmRegion *r,
 /*
  * While a device may be writing (restore.h, 2): it would have had clean pages
  * copied, and from now on waits for us as any writer does.  Each such part
- * becomes a mapping of its own, at worst, until @mappings are used up.
+ * becomes a mapping of its own, until @mappings are used up.
  */
 static int replace_clean(KsmRestore *s, const Block *b, KsmRegion *r,
                          size_t page, size_t n, size_t mappings)
@@ -279,7 +280,7 @@ static int restore_run(KsmRestore *s, KsmRegion *r, size_t page, size_t n,
         /* the content gets its own copy; the mapping stays */
         return copy_in_place(s, r, page, n);
     }
-    s->room = kin_map(r, page, n);
+    s->room = whom == FOR_MOVE ? NULL : kin_map(r, page, n);
     ret = block_begin(&b, s->urgent, s->uffd_wp, page_addr(r, page),
                       n * PAGE_BYTES);
     if (ret == 0) {

@@ -132,7 +132,10 @@ typedef struct StageRun {
     uint16_t first, n;
 } StageRun;
 
-/* As stage_put_back(), for @n runs of kept pages, in any order: their cost is measured. */
+/*
+ * As stage_put_back(), for @n runs of kept pages, in any order: their cost is
+ * measured.
+ */
 void stage_keep(KsmStage *g, Isolation *s, const StageRun *run, unsigned n);
 
 /*
