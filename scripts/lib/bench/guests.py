@@ -90,13 +90,13 @@ def measure(
         found = contents(run)
         huge = huge_pages(run)
         run.start()
-        # ksmd splits a huge page in one pass and merges in a later one:
-        # its gains may pause
+        # ksmd splits a huge page in one pass and merges in a later one, and
+        # engines rest for half a minute: gains may pause
         run.merge(
             seconds,
             show,
             interval=0.25,
-            settle_s=30 if scope in WITH_KSMD else 10,
+            settle_s=60 if scope in WITH_KSMD else 10,
             glance=True,
         )
         run.verify(show)
