@@ -159,30 +159,43 @@ static unsigned run_restore(KsmEngine *e, KsmRegion *r, size_t page,
 }
 
 /*
+ * Is it to be had at once?  Nobody shall wait for swap, nor for a device; asked
+ * now, so that nobody is held up for nothing.
+ */
+static bool is_at_hand(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
+                       const uint8_t *kinds)
+{
+    for (unsigned i = 0; i < n; i++) {
+        if (page_state(r, page + i) == PAGE_MERGED
+            ? store_readable(e->content.store, r->tag[page + i], 1) < 0
+            : !(kinds[page % CHUNK_PAGES + i] & PM_PRESENT)) {
+            return false;
+        }
+    }
+    return !region_inhibited(r) &&
+           !region_busy(r, page_addr(r, page), n * PAGE_BYTES);
+}
+
+/*
  * Short mappings from @page on of which nothing is shared any more.  Returns how
  * many pages were tried.
  */
 static unsigned mappings_end(KsmEngine *e, KsmRegion *r, size_t page,
                              const uint8_t *kinds, Done *done)
 {
+    KsmStore *store = e->content.store;
     size_t end = (page / CHUNK_PAGES + 1) * CHUNK_PAGES;
     uint32_t zero = content_tag(r, e->hasher.zero);
-    unsigned n = quiet_mappings(&e->costs, r, page, end, zero);
+    unsigned n = quiet_mappings(&e->costs, store, r, page, end, zero);
     bool merged = false;
 
-    if (!n) {
-        done->doubtful |= quiet_mappings(&costs_guess, r, page, end, zero) > 0;
-        return 0;
-    }
     for (unsigned i = 0; i < n; i++) {
-        if (!(kinds[page % CHUNK_PAGES + i] & PM_PRESENT)) {
-            return n;   /* nobody shall wait for that to be read from swap */
-        }
         merged |= quiet_is_again(r, page + i);
     }
-    if (!restore(e, r, page, n, merged) && page_state(r, page) == PAGE_BROKEN) {
-        /* it does not count as quiet before it was looked at once more */
-        r->history[page] = 1 << 4 | age_skip(UINT_MAX);
+    if (n && is_at_hand(e, r, page, n, kinds)) {
+        restore(e, r, page, n, merged);
+    } else if (!n && !done->doubtful) {
+        done->doubtful = quiet_mappings(&costs_guess, store, r, page, end, zero);
     }
     return n;
 }
@@ -205,7 +218,7 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
             }
             n = run_restore(e, r, page, run, &done);
         }
-        if (!n && page_state(r, page) == PAGE_BROKEN) {
+        if (!n && page_is_mapped(r, page)) {
             n = mappings_end(e, r, page, kinds, &done);
         }
         page += MAX(n, 1);
