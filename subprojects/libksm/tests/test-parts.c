@@ -259,9 +259,9 @@ static void test_late(void)
     g_assert(!pays_with(&s, 0, 0, 1));
     /* ... but a few, after one refusal more */
     g_assert(pays_late(&s, LATE_MIN + 1));
-    g_assert(pays_with(&s, 10, 11, 11));
+    g_assert(pays_with(&s, 20, 22, 10));
     g_assert(!pays_with(&s, 33, 0, 0));
-    g_assert(!pays_with(&s, 16, 17, 0));
+    g_assert(!pays_with(&s, 16, 33, 0));
     g_assert(!pays_with(&s, 16, 0, 17));
     /* not whatever it costs */
     s.f.costs.isolate_ns = 4 * PAGE_WORTH_NS;

@@ -1669,35 +1669,6 @@ static void test_broken_mapping_away(void)
     scene_end(&s);
 }
 
-/*
- * Nor is it where nobody else has the slots any more; but those of a mapping of
- * which another shares one page stay.
- */
-static void test_broken_mapping_alone(gconstpointer data)
-{
-    const unsigned shared = GPOINTER_TO_UINT(data);
-    KsmStats stats;
-    Scene s;
-
-    if (!scene_mapping(&s, 712, 8)) {
-        return;
-    }
-    /* all that is like it, and one page of its own */
-    mem_fill_run(s.m, 712, 8, 10, 1);
-    util_passes(s.e, 6);
-    s.m->busy = false;
-    g_assert(passes_until(&s, 8 + 8));
-    mem_fill_run(s.m, 1545 + shared, 8 - shared, 95000, 1);
-    mem_fill(s.m, 713, 96000);
-    stats = util_stats(s.e);
-    util_passes(s.e, 6 * CHECK_PASSES);
-    g_assert(mapped_of(&s, 712, 8) == (shared ? 8 : 0));
-    g_assert(stats.pages_shared - util_stats(s.e).pages_shared ==
-             (shared ? 1 : 8));
-    mem_check(s.m);
-    scene_end(&s);
-}
-
 /* What is equal to something is merged first, if that pays. */
 static void test_broken_mapping_equal(void)
 {
@@ -4325,10 +4296,6 @@ int main(int argc, char **argv)
                     test_broken_mapping_crosses);
     g_test_add_func("/scan/broken/mappings/away", test_broken_mapping_away);
     g_test_add_func("/scan/broken/mappings/equal", test_broken_mapping_equal);
-    g_test_add_data_func("/scan/broken/mappings/alone", GUINT_TO_POINTER(0),
-                         test_broken_mapping_alone);
-    g_test_add_data_func("/scan/broken/mappings/shared", GUINT_TO_POINTER(1),
-                         test_broken_mapping_alone);
     g_test_add_func("/scan/broken/behind", test_broken_behind);
     g_test_add_func("/scan/broken/backoff", test_broken_backoff);
     g_test_add_func("/scan/broken/rare", test_broken_rare);

@@ -159,21 +159,22 @@ static unsigned run_restore(KsmEngine *e, KsmRegion *r, size_t page,
 }
 
 /*
- * Is it to be had at once?  Nobody shall wait for swap, nor for a device; asked
+ * Is it to be had at once?  Nobody shall wait for a device, nor for swap; asked
  * now, so that nobody is held up for nothing.
  */
-static bool is_at_hand(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
+static bool is_at_hand(KsmRegion *r, size_t page, unsigned n,
                        const uint8_t *kinds)
 {
+    if (region_inhibited(r) ||
+        region_busy(r, page_addr(r, page), n * PAGE_BYTES)) {
+        return false;
+    }
     for (unsigned i = 0; i < n; i++) {
-        if (page_state(r, page + i) == PAGE_MERGED
-            ? store_readable(e->content.store, r->tag[page + i], 1) < 0
-            : !(kinds[page % CHUNK_PAGES + i] & PM_PRESENT)) {
+        if (!(kinds[page % CHUNK_PAGES + i] & PM_PRESENT)) {
             return false;
         }
     }
-    return !region_inhibited(r) &&
-           !region_busy(r, page_addr(r, page), n * PAGE_BYTES);
+    return true;
 }
 
 /*
@@ -183,19 +184,22 @@ static bool is_at_hand(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
 static unsigned mappings_end(KsmEngine *e, KsmRegion *r, size_t page,
                              const uint8_t *kinds, Done *done)
 {
-    KsmStore *store = e->content.store;
     size_t end = (page / CHUNK_PAGES + 1) * CHUNK_PAGES;
     uint32_t zero = content_tag(r, e->hasher.zero);
-    unsigned n = quiet_mappings(&e->costs, store, r, page, end, zero);
+    unsigned n = quiet_mappings(&e->costs, r, page, end, zero);
     bool merged = false;
 
     for (unsigned i = 0; i < n; i++) {
         merged |= quiet_is_again(r, page + i);
     }
-    if (n && is_at_hand(e, r, page, n, kinds)) {
-        restore(e, r, page, n, merged);
+    if (n && is_at_hand(r, page, n, kinds)) {
+        if (!restore(e, r, page, n, merged) &&
+            page_state(r, page) == PAGE_BROKEN) {
+            /* it is not quiet before it was looked at once more, later */
+            r->history[page] = 1 << 4 | age_skip(UINT_MAX);
+        }
     } else if (!n && !done->doubtful) {
-        done->doubtful = quiet_mappings(&costs_guess, store, r, page, end, zero);
+        done->doubtful = quiet_mappings(&costs_guess, r, page, end, zero);
     }
     return n;
 }
@@ -218,7 +222,7 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
             }
             n = run_restore(e, r, page, run, &done);
         }
-        if (!n && page_is_mapped(r, page)) {
+        if (!n && page_state(r, page) == PAGE_BROKEN) {
             n = mappings_end(e, r, page, kinds, &done);
         }
         page += MAX(n, 1);

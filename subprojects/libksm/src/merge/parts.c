@@ -21,7 +21,8 @@ static bool is_cold(const KsmChunk *c)
 /* What is written after such a merge keeps its mapping until it is quiet. */
 bool parts_late(const KsmChunk *c)
 {
-    unsigned stirred = c->written + c->fresh + c->broken;
+    /* what was written and is not known yet counts as both */
+    unsigned stirred = MAX(c->written, c->fresh) + c->broken;
 
     return !(c->flags & CHUNK_HUGE) && stirred <= STIRRED_MAX &&
            c->late >= (stirred ? LATE_MIN + 1 : LATE_MIN);

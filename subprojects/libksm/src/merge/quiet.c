@@ -76,32 +76,17 @@ bool quiet_pays(const KsmCosts *costs, const KsmRegion *r, size_t page,
 }
 
 /*
- * Is the page nobody else's: written since it was merged, or the last one that
- * has its slot?  Who else has a remote store's nobody knows here.
- */
-static bool is_alone(KsmStore *store, const KsmRegion *r, size_t page)
-{
-    uint32_t slot = r->tag[page];
-
-    return page_state(r, page) == PAGE_MERGED
-           ? !store_is_remote(store) && store_users(store, slot) == 1 &&
-             store_repeated(store, slot) == SLOT_NONE
-           : is_quiet(r, page);
-}
-
-/*
  * Pages of the mapping that begins at @page; 0: it is shared, or not quiet, or
  * has pages that are equal to something, which pays by itself, or goes on in the
  * next chunk.
  */
-static unsigned mapping_alone(const KsmCosts *costs, KsmStore *store,
-                              const KsmRegion *r, size_t page, size_t end,
-                              uint32_t zero)
+static unsigned mapping_quiet(const KsmCosts *costs, const KsmRegion *r,
+                              size_t page, size_t end, uint32_t zero)
 {
     unsigned n = 0;
 
     do {
-        if (!is_alone(store, r, page + n) ||
+        if (!is_quiet(r, page + n) ||
             (quiet_is_again(r, page + n) &&
              quiet_pays(costs, r, page + n, zero))) {
             return 0;
@@ -118,9 +103,8 @@ static bool is_anonymous(const KsmRegion *r, size_t page)
            page_state(r, page) != PAGE_BARRED && !page_is_mapped(r, page);
 }
 
-unsigned quiet_mappings(const KsmCosts *costs, KsmStore *store,
-                        const KsmRegion *r, size_t page, size_t end,
-                        uint32_t zero)
+unsigned quiet_mappings(const KsmCosts *costs, const KsmRegion *r, size_t page,
+                        size_t end, uint32_t zero)
 {
     const unsigned most = MAPPING_WORTH_NS / RESTORE_PAGE_NS;
     unsigned n = 0, mappings = 0, k;
@@ -129,8 +113,7 @@ unsigned quiet_mappings(const KsmCosts *costs, KsmStore *store,
         return 0;
     }
     while (page + n < end &&
-           (k = mapping_alone(costs, store, r, page + n, end, zero)) &&
-           k <= most) {
+           (k = mapping_quiet(costs, r, page + n, end, zero)) && k <= most) {
         n += k;
         mappings++;
     }

@@ -14,7 +14,6 @@
 
 #include "memory/region.h"
 #include "merge/cost.h"
-#include "share/store.h"
 
 #define QUIET_LOOKS     2u      /* with the same hash */
 #define RESTORE_PAGE_NS UINT64_C(2000)      /* copied, protected, hashed */
@@ -47,13 +46,12 @@ unsigned quiet_rejoins(const KsmCosts *costs, const KsmRegion *r, size_t page,
 
 /*
  * Mappings of the pool from @page on, before @end, of which nothing is shared any
- * more: all of their pages were written and are quiet, though not worth either,
- * or are alone in their slots.  Pages to restore for there being fewer mappings
- * then (kin.h); 0: that does not pay.
+ * more: all of their pages were written and are quiet, though not worth either.
+ * Pages to restore for there being fewer mappings then (kin.h); 0: that does not
+ * pay.
  */
-unsigned quiet_mappings(const KsmCosts *costs, KsmStore *store,
-                        const KsmRegion *r, size_t page, size_t end,
-                        uint32_t zero);
+unsigned quiet_mappings(const KsmCosts *costs, const KsmRegion *r, size_t page,
+                        size_t end, uint32_t zero);
 
 /* Is the page broken, and would it be merged, were it restored? */
 bool quiet_is_again(const KsmRegion *r, size_t page);

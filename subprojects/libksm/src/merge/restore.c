@@ -181,7 +181,7 @@ static int replace_blocked(KsmRestore *s, const Block *b, KsmRegion *r,
     void *copy = copy_aside(s, r, page, len, &zero);
     int ret;
 
-    r->apart |= !zero && !kin;
+    r->apart |= copy && !zero && !kin;
     copy = zero ? zeroes_aside(r, copy, len) : copy;
     ret = copy ? copy_over(copy, page_addr(r, page), len) : -ENOMEM;
     if (ret < 0) {
