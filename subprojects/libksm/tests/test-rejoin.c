@@ -543,7 +543,8 @@ static void test_race(void)
     mem_fill_run(s.a, AT, RUN, 1 + OTHER, 1);
     w.equal = *w.word;
     g_assert(pthread_create(&thread, NULL, writer_main, &w) == 0);
-    for (unsigned i = 0; i < 3000; i++) {
+    /* on a busy machine the writer may not run for long, with the word odd */
+    for (unsigned i = 0; i < 3000 || (!merged && i < 3000000); i++) {
         unsigned n;
 
         for (unsigned k = 0; k < RUN; k++) {
@@ -559,6 +560,8 @@ static void test_race(void)
             g_assert(n == RUN || n == RUN - 1);
             merged += n == RUN;
             stayed += n == RUN - 1;
+        } else {
+            g_thread_yield();
         }
     }
     atomic_store(&w.ends, true);
