@@ -612,8 +612,94 @@ static void test_kin_before(void)
     if (!scene_start(&s)) {
         return;
     }
+    s.ra->kin_page = 512 + 64;
+    g_assert(kin_wanted(s.ra, 0));
     s.ra->kin_page = 64 + 4 * PIECE;
     g_assert(pieces_restore(&s) == 6);
+    /* what was restored without it may be taken for the region */
+    s.ra->kin_page = 512 + 64;
+    g_assert(!kin_wanted(s.ra, 0));
+    scene_end(&s);
+}
+
+static int move_by_pages(int fd, void *to, void *from, size_t len,
+                         size_t *done)
+{
+    *done = 0;
+    return len > PAGE ? -EINVAL : prim_real.uffd_move(fd, to, from, len, done);
+}
+
+static int copy_finds_none(int fd, void *to, const void *from, size_t len,
+                           size_t *done)
+{
+    *done = 0;
+    return from == h.f->stage.unreadable
+           ? -ENOENT : prim_real.uffd_copy(fd, to, from, len, done);
+}
+
+/* Nor is it taken of what may be all of a mapping, or not be the region's. */
+static void test_kin_doubt(gconstpointer data)
+{
+    const bool pages = GPOINTER_TO_INT(data);
+    Scene s;
+
+    if (!pair_open(&s, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, &mem_ops,
+                   MEM_SMALL)) {
+        return;
+    }
+    h.f = &s.f;
+    if (pages) {
+        prim.uffd_move = move_by_pages;
+    } else {
+        prim.uffd_copy = copy_finds_none;
+    }
+    rooms_passes(&s.f, 4);
+    g_assert(rooms_sharing(&s.f) >= PAGES - STILL_FEW);
+    g_assert(!s.ra->kin && !s.rb->kin);
+    scene_end(&s);
+}
+
+/* It is not tried for ever. */
+static void test_kin_tries(void)
+{
+    Scene s;
+
+    if (!pair_open(&s, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, &mem_ops,
+                   MEM_SMALL)) {
+        return;
+    }
+    prim.split = split_fails;
+    for (unsigned i = 0; i < 8; i++) {
+        g_assert(kin_wanted(s.ra, 0));
+        kin_take(s.ra, 0);
+    }
+    g_assert(!kin_wanted(s.ra, 0));
+    scene_end(&s);
+}
+
+static char *room_last;     /* page of what was grown */
+
+static void *lengthen_room(void *from, size_t len, size_t want, void *at)
+{
+    char *p = prim_real.lengthen(from, len, want, at);
+
+    room_last = p + want - PAGE;
+    return p;
+}
+
+/* What was grown, and is not needed as a device is at it, goes. */
+static void test_kin_busy(void)
+{
+    Scene s;
+
+    if (!scene_start(&s)) {
+        return;
+    }
+    mem_fill_run(s.a, 700, 20, 300, 1);
+    s.a->busy = true;
+    prim.lengthen = lengthen_room;
+    g_assert(rooms_restore(&s.f, s.ra, 512, 512) == -EBUSY);
+    g_assert(h.remaps == 2 && room_last && !is_mapped(room_last));
     scene_end(&s);
 }
 
@@ -819,6 +905,12 @@ int main(int argc, char **argv)
     g_test_add_func("/restore/kin/huge", test_kin_huge);
     g_test_add_func("/restore/kin/before", test_kin_before);
     g_test_add_func("/restore/kin/lower", test_kin_lower);
+    g_test_add_data_func("/restore/kin/doubt/mapping", GINT_TO_POINTER(true),
+                         test_kin_doubt);
+    g_test_add_data_func("/restore/kin/doubt/home", GINT_TO_POINTER(false),
+                         test_kin_doubt);
+    g_test_add_func("/restore/kin/tries", test_kin_tries);
+    g_test_add_func("/restore/kin/busy", test_kin_busy);
     g_test_add("/restore/kin/allowed", FakeRoot, NULL, fake_make,
                test_kin_allowed, fake_remove);
     g_test_add_data_func("/restore/kin/attributes/changed",

@@ -1681,8 +1681,14 @@ static void test_broken_mapping_equal(void)
     sharing = util_stats(s.e).pages_sharing;
     mem_fill_run(s.m, 720, 16, 200, 1);
     util_passes(s.e, 6 * CHECK_PASSES);
+    restored.s = &s;
+    restored.n = 0;
+    prim.remap = note_remap;
     s.m->busy = false;
     util_passes(s.e, 4 * CHECK_PASSES);
+    prim.remap = prim_real.remap;
+    g_assert(restored.at[restored.n - 1].page == 712);
+    g_assert(restored.at[restored.n - 1].pages == 8);
     g_assert(mapped_of(&s, 720, 16) == 16 && mapped_of(&s, 712, 8) == 0);
     g_assert(util_stats(s.e).pages_sharing == sharing + 16 - 24);
     scene_end(&s);
