@@ -7,7 +7,6 @@
 
 #define FILL_SPAN_MIN   128u    /* pages */
 #define FILL_GAIN_NS    128u    /* a page, for what is still in the cache */
-#define STIRRED_MAX     (CHUNK_PAGES / 16)  /* more: the chunk is not quiet */
 #define COLD_SHARE      8u      /* of what others must save is enough ... */
 #define COLD_WORTH      4u      /* ... and each page may cost so much more ... */
 #define COLD_FEW        2u      /* ... if it is broken twice that ... */
@@ -21,11 +20,8 @@ static bool is_cold(const KsmChunk *c)
 /* What is written after such a merge keeps its mapping until it is quiet. */
 bool parts_late(const KsmChunk *c)
 {
-    /* what was written and is not known yet counts as both */
-    unsigned stirred = MAX(c->written, c->fresh) + c->broken;
-
-    return !(c->flags & CHUNK_HUGE) && stirred <= STIRRED_MAX &&
-           c->late >= (stirred ? LATE_MIN + 1 : LATE_MIN);
+    return !(c->flags & CHUNK_HUGE) && c->late >= LATE_MIN &&
+           !(c->written + c->fresh + c->broken);
 }
 
 unsigned parts_gain(const KsmPlan *p, const KsmChunk *c)

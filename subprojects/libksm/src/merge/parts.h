@@ -16,9 +16,8 @@
  * Of small pages what came to be equal late stands alone between what is merged
  * already, each page an isolation of its own.  Where it was refused for that, and
  * waited, twice, and nothing around it is written, or was since it was merged
- * (cold), it may cost more, too, a few milliseconds in all; after one refusal more
- * where a few pages are, always others or always the same.  ksmd, to find it, would
- * look at all of the chunk twice, and it does not see the pool.
+ * (cold), it may cost more, too, a few milliseconds in all: ksmd, to find it,
+ * would look at all of the chunk twice, and it does not see the pool.
  */
 #ifndef KSM_PARTS_H
 #define KSM_PARTS_H
@@ -31,7 +30,7 @@
 /* Pages that merging must save here. */
 unsigned parts_gain(const KsmPlan *p, const KsmChunk *c);
 
-/* Small pages that are cold, or most are: if they do not pay, they may cost more. */
+/* Small pages that are cold: if they do not pay, they may cost more. */
 bool parts_late(const KsmChunk *c);
 
 /* Acts are made and counted: sets @span, @n_spans, @kept and @breaks. */
