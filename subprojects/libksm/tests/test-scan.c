@@ -1543,7 +1543,7 @@ static void test_broken_mappings(gconstpointer data)
     scene_end(&s);
 }
 
-/* The same for one mapping, of 8 pages at @at, in pages unlike all. */
+/* One mapping of @n pages, now written, in pages unlike all; a device is busy. */
 static bool scene_mapping(Scene *s, size_t at, unsigned n)
 {
     if (!scene_start(s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {

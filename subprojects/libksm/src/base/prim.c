@@ -56,10 +56,12 @@ struct scan_arg {
 /* Linux 6.1: /dev/userfaultfd */
 #define IOC_USERFAULTFD_NEW _IO(0xAA, 0x00)
 
-/* Linux 6.4 */
+/* Linux 5.7 */
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
 #endif
+
+/* Linux 6.4 */
 #ifndef PR_GET_MEMORY_MERGE
 #define PR_GET_MEMORY_MERGE 68
 #endif
