@@ -11,6 +11,7 @@
 #include "base/prim.h"
 #include "engine/alike.h"
 #include "engine/answers.h"
+#include "engine/compact.h"
 #include "engine/discard.h"
 #include "engine/engine.h"
 #include "engine/follow.h"
@@ -182,6 +183,10 @@ static void engine_connect(KsmEngine *e)
         .vmas = &e->vmas,
         .cut = &e->cut,
         .costs = &e->costs,
+    };
+    e->gather = (KsmGather) {
+        .rejoin = &e->rejoin,
+        .max_sharing = e->cfg.max_page_sharing,
     };
 }
 
@@ -730,7 +735,7 @@ static bool engine_upkeep(KsmEngine *e, bool *crowded)
 
     index_keep_room(e);
     more |= answers_take(e) | asks_drop(&e->asks, e->scan.pass);
-    more |= follow_step(e);
+    more |= follow_step(e) | compact_step(e);
     *crowded = work == INDEX_CROWDED || ages_forget(e);
     return more || *crowded || work != INDEX_DONE;
 }

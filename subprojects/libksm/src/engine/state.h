@@ -16,8 +16,8 @@
 #include "engine/promise.h"
 #include "engine/rhythm.h"
 #include "memory/directory.h"
+#include "merge/gather.h"
 #include "merge/merge.h"
-#include "merge/rejoin.h"
 #include "merge/restore.h"
 #include "share/asks.h"
 #include "share/content.h"
@@ -93,6 +93,24 @@ typedef struct KsmFollow {
     bool offered[CHUNK_PAGES];
 } KsmFollow;
 
+typedef enum CompactPhase {
+    COMPACT_REST,
+    COMPACT_GATHER,     /* chunk by chunk */
+    COMPACT_FOLLOW,     /* ... what maps slots that others have left */
+} CompactPhase;
+
+/* Contents that move to slots which follow each other: compact.h. */
+typedef struct KsmCompact {
+    CompactPhase phase;
+    uint32_t at;            /* chunks of the directory below were looked at */
+    uint64_t due;           /* ns: until then it rests */
+    uint64_t merged;        /* the engine's total that credit is for */
+    size_t credit;          /* pages that may be gathered */
+    size_t gathered;        /* in this sweep */
+    size_t behind;          /* pages in it that could not follow */
+    unsigned vain;          /* sweeps in a row in which nothing was to be done */
+} KsmCompact;
+
 /* What is left to the kernel's KSM: tail.h. */
 typedef struct KsmTail {
     bool refused;           /* the kernel has none */
@@ -128,6 +146,7 @@ struct KsmEngine {
     uint64_t renewed_ns;    /* when what is alone was asked about again ... */
     uint32_t renewed;       /* ... up to that chunk */
     KsmFollow follow;
+    KsmCompact compact;
     KsmTail tail;
     KsmFreer *freer;        /* how and when to give memory back */
     KsmMemcg memcg;
@@ -140,6 +159,7 @@ struct KsmEngine {
     KsmMerge merge;
     KsmRestore restore;
     KsmRejoin rejoin;
+    KsmGather gather;
     KsmScan scan;
     KsmBudget budget;
     KsmStats total;         /* counts only: those of this floor */

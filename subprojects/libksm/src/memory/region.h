@@ -176,7 +176,10 @@ struct KsmRegion {
     /* per page */
     uint32_t *tag;
     uint8_t *state;
-    /* high 4 bits: age, low: passes to skip; BROKEN: looks, see broken.c */
+    /*
+     * high 4 bits: age, low: passes to skip; BROKEN: looks, see broken.c;
+     * MERGED: gather.h
+     */
     uint8_t *history;
     KsmGroup *group;
     KsmChunk *chunk;        /* behind the groups */

@@ -496,6 +496,7 @@ static void pages_account(KsmMerge *m, const Span *s, unsigned *count)
         if (act == ACT_MAP) {
             g_assert(s->iso.any);
             r->tag[page] = s->slot[i];
+            r->history[page] = 0;
         } else if (act == ACT_COLLIDED) {
             m->collided[m->n_collided++] =
                 (MergeCollided) { page, s->slot[i] };

@@ -1,5 +1,5 @@
 /*
- * rejoin: merged pages that were written map the pool again
+ * rejoin: pages in mappings of the pool map it elsewhere
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -78,20 +78,32 @@ static bool is_joined(const Rejoining *g, unsigned i)
            g->slot[i] + 1 == g->slot[i + 1];
 }
 
+/* Mappings that it takes, at most two of which are more than there were. */
+static unsigned runs_of(const Rejoining *g)
+{
+    unsigned runs = 0;
+
+    for (unsigned i = 0; i < g->n; i++) {
+        runs += g->slot[i] != SLOT_NONE && (!i || !is_joined(g, i - 1));
+    }
+    return runs;
+}
+
+static bool has_mappings(const KsmRejoin *j, const Rejoining *g)
+{
+    return 2 * runs_of(g) + VMAS_FEW <= vmas_left(j->vmas);
+}
+
 static bool pays(const KsmRejoin *j, const Rejoining *g)
 {
     const KsmCosts *c = j->costs;
-    unsigned gain = 0, runs = 0;
+    unsigned gain = 0;
 
     for (unsigned i = 0; i < g->n; i++) {
-        if (g->slot[i] != SLOT_NONE) {
-            gain++;
-            runs += !i || !is_joined(g, i - 1);
-        }
+        gain += g->slot[i] != SLOT_NONE;
     }
-    return gain && 2 * runs + VMAS_FEW <= vmas_left(j->vmas) &&
-           c->rejoin_ns + runs * c->map_ns + g->n * REJOIN_PAGE_NS <=
-           gain * PAGE_WORTH_NS;
+    return gain && c->rejoin_ns + runs_of(g) * c->map_ns +
+                   g->n * REJOIN_PAGE_NS <= gain * PAGE_WORTH_NS;
 }
 
 /* --- while the pages are blocked --- */
@@ -109,16 +121,45 @@ static bool read_in(const Rejoining *g)
                        MADV_POPULATE_READ) == 0;
 }
 
+/* Pages from @i on whose slots follow each other; or one without. */
+static unsigned joined_run(const Rejoining *g, unsigned i)
+{
+    unsigned n = 1;
+
+    while (i + n < g->n && is_joined(g, i + n - 1)) {
+        n++;
+    }
+    return n;
+}
+
+/* Those whose slots can be read.  One that cannot is seldom. */
+static void slots_look(const KsmRejoin *j, Rejoining *g)
+{
+    KsmStore *s = j->content->store;
+    unsigned n;
+
+    for (unsigned i = 0; i < g->n; i += n) {
+        bool all;
+
+        n = joined_run(g, i);
+        all = g->slot[i] != SLOT_NONE && store_readable(s, g->slot[i], n) == 0;
+        for (unsigned k = i; k < i + n; k++) {
+            g->fits[k] = all || (g->slot[k] != SLOT_NONE && n > 1 &&
+                                 store_readable(s, g->slot[k], 1) == 0);
+        }
+    }
+}
+
 static void verify(const KsmRejoin *j, Rejoining *g)
 {
     KsmStore *s = j->content->store;
 
+    slots_look(j, g);
     KSM_TSAN_IGNORE_BEGIN();
     for (unsigned i = 0; i < g->n; i++) {
-        g->fits[i] = g->slot[i] != SLOT_NONE &&
-                     store_readable(s, g->slot[i], 1) == 0 &&
-                     !memcmp(addr_of(g, i), store_page(s, g->slot[i]),
-                             PAGE_BYTES);
+        g->fits[i] = g->fits[i] && !memcmp(addr_of(g, i),
+                                           store_page(s, g->slot[i]),
+                                           PAGE_BYTES);
     }
     KSM_TSAN_IGNORE_END();
 }
@@ -181,7 +222,10 @@ static unsigned replace(KsmRejoin *j, Rejoining *g)
 
 /* --- afterwards --- */
 
-/* What stays has to be quiet for some looks again.  Returns what does not. */
+/*
+ * What was copied on write and stays has to be quiet for some looks again.
+ * Returns what does not stay.
+ */
 static unsigned account(KsmRejoin *j, Rejoining *g)
 {
     size_t chunk = g->page / CHUNK_PAGES;
@@ -194,7 +238,8 @@ static unsigned account(KsmRejoin *j, Rejoining *g)
             content_leave(j->content, g->r, page, PAGE_MERGED);
             g->r->tag[page] = g->slot[i];
             merged++;
-        } else if (g->slot[i] != SLOT_NONE) {
+        } else if (g->slot[i] != SLOT_NONE &&
+                   page_state(g->r, page) == PAGE_BROKEN) {
             content_leave(j->content, g->r, page, PAGE_BROKEN);
         }
     }
@@ -219,30 +264,54 @@ static void warm(const Rejoining *g)
     }
 }
 
+/* Asked again while somebody may wait, and then it is in memory. */
+static bool is_ready(const Rejoining *g)
+{
+    return may_be_replaced(g) && read_in(g);
+}
+
+/* Their number; slots are dropped that are not mapped then. */
+static unsigned carry_out(KsmRejoin *j, Rejoining *g)
+{
+    KsmCosts *c = j->costs;
+    unsigned runs, merged;
+    uint64_t t = prim.cpu_ns();
+
+    runs = replace(j, g);
+    t = prim.cpu_ns() - t;
+    cost_average(&c->rejoin_ns,
+                 t - MIN(t, runs * c->map_ns + g->n * REJOIN_PAGE_NS));
+    merged = account(j, g);
+    warm(g);
+    return merged;
+}
+
 unsigned rejoin_pages(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n,
                       bool *tried)
 {
     Rejoining g = { .r = r, .page = page, .n = n };
-    KsmCosts *c = j->costs;
-    unsigned runs, merged;
-    uint64_t t;
 
     if (j->cut->shortest) {
         return 0;
     }
     slots_take(j, &g);
-    /* asked again while somebody may wait, and then it is in memory */
-    if (!pays(j, &g) || !may_be_replaced(&g) || !read_in(&g)) {
+    if (!pays(j, &g) || !has_mappings(j, &g) || !is_ready(&g)) {
         slots_drop(j, &g);
         return 0;
     }
     *tried = true;
-    t = prim.cpu_ns();
-    runs = replace(j, &g);
-    t = prim.cpu_ns() - t;
-    cost_average(&c->rejoin_ns,
-                 t - MIN(t, runs * c->map_ns + g.n * REJOIN_PAGE_NS));
-    merged = account(j, &g);
-    warm(&g);
-    return merged;
+    return carry_out(j, &g);
+}
+
+unsigned rejoin_slots(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n,
+                      const uint32_t *slot)
+{
+    Rejoining g = { .r = r, .page = page, .n = n };
+
+    memcpy(g.slot, slot, n * sizeof(*slot));
+    if (!has_mappings(j, &g) || !is_ready(&g)) {
+        slots_drop(j, &g);
+        return 0;
+    }
+    return carry_out(j, &g);
 }

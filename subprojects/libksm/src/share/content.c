@@ -64,7 +64,7 @@ static inline void page_drop(KsmContent *c, KsmRegion *r, size_t page)
     if (was == PAGE_MERGED) {
         store_drop(c->store, r->tag[page]);
     }
-    if (was == PAGE_BROKEN) {
+    if (was == PAGE_BROKEN || was == PAGE_MERGED) {
         r->history[page] = 0;
     }
 }

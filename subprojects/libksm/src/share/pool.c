@@ -657,6 +657,11 @@ static void list_join(KsmPool *p, SlotList *to, SlotList *from)
     *from = empty_list;
 }
 
+bool pool_gives_up(KsmPool *p)
+{
+    return !keeps_all(p) && !p->kept && !p->leaked;
+}
+
 static bool slot_is_kept(KsmPool *p, uint32_t slot)
 {
     return keeps_all(p) || (p->kept && slot / 8 < p->kept_len &&

@@ -176,6 +176,8 @@ static inline bool pool_full(const KsmPool *p, uint32_t slot)
 
 void pool_user_add(KsmPool *p, uint32_t slot);
 void pool_user_drop(KsmPool *p, uint32_t slot);
+/* Is what nobody uses free at once?  Not where children may map it. */
+bool pool_gives_up(KsmPool *p);
 /* Frees the slot if nobody uses it. */
 void pool_settle(KsmPool *p, uint32_t slot);
 

@@ -110,7 +110,9 @@ static void local_settle(KsmStore *s, uint32_t slot)
 
 static unsigned local_users(KsmStore *s, uint32_t slot)
 {
-    return pool_users(store_local_pool(s), slot);
+    KsmPool *p = store_local_pool(s);
+
+    return slot < p->top ? pool_users(p, slot) : 0;
 }
 
 static uint32_t local_tag(KsmStore *s, uint32_t slot)
@@ -154,6 +156,11 @@ static void local_fork(KsmStore *s, StoreFork when)
 static void local_keep_all(KsmStore *s)
 {
     store_local_pool(s)->keep_all = true;
+}
+
+static bool local_gives_up(KsmStore *s)
+{
+    return pool_gives_up(store_local_pool(s));
 }
 
 static void local_flush(KsmStore *s)
@@ -213,6 +220,7 @@ static const KsmStoreOps local_ops = {
     .readable = local_readable,
     .fork = local_fork,
     .keep_all = local_keep_all,
+    .gives_up = local_gives_up,
     .flush = local_flush,
     .pass = local_pass,
     .tidy = local_tidy,

@@ -158,7 +158,7 @@ typedef struct KsmStoreOps {
     void (*drop)(KsmStore *s, uint32_t slot);
     /* It goes if it has no users. */
     void (*settle)(KsmStore *s, uint32_t slot);
-    unsigned (*users)(KsmStore *s, uint32_t slot);
+    unsigned (*users)(KsmStore *s, uint32_t slot);  /* any; none: 0 */
     uint32_t (*tag)(KsmStore *s, uint32_t slot);
 
     /* Its content, to be read where readable() says 0. */
@@ -185,6 +185,11 @@ typedef struct KsmStoreOps {
 
     /* From now on no slot is given up. */
     void (*keep_all)(KsmStore *s);
+    /*
+     * Is what nobody uses given up, so that contents may move from slot to slot?
+     * NULL: never, others use them too.
+     */
+    bool (*gives_up)(KsmStore *s);
     /* What was put off is done now; once a pass, and before it is quiet. */
     void (*flush)(KsmStore *s);
     /* Look what may go by now: once a pass.  tidy() then does a piece of it. */
@@ -331,6 +336,11 @@ static inline bool store_stale(KsmStore *s, uint32_t slot)
 static inline void store_keep_all(KsmStore *s)
 {
     s->ops->keep_all(s);
+}
+
+static inline bool store_gives_up(KsmStore *s)
+{
+    return s->ops->gives_up && s->ops->gives_up(s);
 }
 
 static inline void store_flush(KsmStore *s)
