@@ -125,6 +125,12 @@ static void connect(Rooms *f)
         .cut = &f->cut,
         .costs = &f->costs,
     };
+    f->gather = (KsmGather) {
+        .rejoin = &f->rejoin,
+        .hasher = &f->hasher,
+        .kinds = &f->kinds,
+        .max_sharing = f->gather.max_sharing,
+    };
 }
 
 bool rooms_open(Rooms *f, KsmDirtySource dirty, unsigned max_sharing)
@@ -153,6 +159,7 @@ bool rooms_open(Rooms *f, KsmDirtySource dirty, unsigned max_sharing)
     memcg_init(&f->memcg, "/");
     content_open(f, max_sharing);
     connect_below(f, dirty);
+    f->gather.max_sharing = max_sharing;
     connect(f);
     dirty_init(&f->dirty);
     g_assert(stage_init(&f->stage) == 0);
@@ -667,6 +674,58 @@ unsigned rooms_rejoin(Rooms *f, KsmRegion *r, size_t page, unsigned n)
 
     g_assert(tried || !merged);
     return merged;
+}
+
+/* The piece gets slots of its own. */
+static void scatter_piece(Rooms *f, KsmRegion *r, size_t page, unsigned len,
+                          unsigned gap)
+{
+    KsmStore *s = f->content.store;
+    uint32_t tag[CHUNK_PAGES] = { 0 }, slot[CHUNK_PAGES];
+    StoreOffer o = {
+        .tag = tag, .n = len + 2 * gap,
+        .before = SLOT_NONE, .after = SLOT_NONE,
+    };
+
+    for (unsigned i = 0; i < len; i++) {
+        g_assert(page_state(r, page + i) == PAGE_MERGED);
+        tag[gap + i] = store_tag(s, r->tag[page + i]);
+    }
+    g_assert(store_offer(s, &o) == OFFER_TAKEN && o.n == len + 2 * gap);
+    g_assert(store_allocate(s, o.slot + gap, len) == 0);
+    for (unsigned i = 0; i < len; i++) {
+        slot[i] = o.slot + gap + i;
+        g_assert(store_fill(s, slot[i], store_page(s, r->tag[page + i]), 1) ==
+                 0);
+        store_hold(s, slot[i]);
+    }
+    g_assert(rejoin_slots(&f->rejoin, r, page, len, slot) == len);
+    for (unsigned i = 0; i < len; i++) {
+        content_publish(&f->content, slot[i]);
+    }
+    for (unsigned i = 0; i < gap; i++) {
+        store_settle(s, o.slot + i);
+        store_settle(s, o.slot + gap + len + i);
+    }
+}
+
+void rooms_scatter(Rooms *f, KsmRegion *r, size_t page, unsigned pieces,
+                   unsigned len, unsigned gap)
+{
+    for (unsigned i = pieces; i-- > 0; ) {
+        store_flush(f->content.store);
+        scatter_piece(f, r, page + i * len, len, gap);
+    }
+    store_flush(f->content.store);
+}
+
+void rooms_age(Rooms *f, KsmRegion *r)
+{
+    for (size_t c = 0; c < r->n_chunks; c++) {
+        for (unsigned i = 0; i < GATHER_AGE; i++) {
+            gather_age(r, c);
+        }
+    }
 }
 
 uint64_t rooms_poisoned(const Rooms *f)

@@ -4,16 +4,16 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * For tests of src/merge: a directory with regions, content, plan, stage, merge,
- * restore and rejoin, connected as in the engine.  A pass is scan without its policy:
- * it hashes every page that the dirty source calls quiet, and merges every
- * chunk that can be merged.
+ * restore, rejoin and gather, connected as in the engine.  A pass is scan without
+ * its policy: it hashes every page that the dirty source calls quiet, and merges
+ * every chunk that can be merged.
  */
 #ifndef KSM_TEST_ROOMS_H
 #define KSM_TEST_ROOMS_H
 
 #include "base/lock.h"
+#include "merge/gather.h"
 #include "merge/merge.h"
-#include "merge/rejoin.h"
 #include "merge/restore.h"
 #include "util.h"
 
@@ -38,6 +38,7 @@ typedef struct Rooms {
     KsmMerge merge;
     KsmRestore restore;
     KsmRejoin rejoin;
+    KsmGather gather;
     KsmRegion *region[4];
     GPtrArray *regions;     /* the same */
     unsigned n_regions;
@@ -83,6 +84,15 @@ int rooms_unmerge(Rooms *f, KsmRegion *r, size_t page, size_t n);
 int rooms_restore(Rooms *f, KsmRegion *r, size_t page, size_t n);
 /* As scan does with those of rooms_quiet(); returns how many were merged. */
 unsigned rooms_rejoin(Rooms *f, KsmRegion *r, size_t page, unsigned n);
+/*
+ * Merged pages map other slots with their content, by which it is found then:
+ * @pieces of @len, the first of which has the last slots, with @gap slots free
+ * before and behind each.  (For the local store.)
+ */
+void rooms_scatter(Rooms *f, KsmRegion *r, size_t page, unsigned pieces,
+                   unsigned len, unsigned gap);
+/* All merged pages of the region are as old as they get. */
+void rooms_age(Rooms *f, KsmRegion *r);
 /* Mappings left to the program. */
 void rooms_vma_reserve(Rooms *f, size_t mappings);
 /* The range's merged pages go: nothing is there. */

@@ -7,84 +7,153 @@
 #include "engine/compact.h"
 
 #define SWEEP_NS        UINT64_C(30000000000)
+#define REST_SHARE      64u     /* times what a sweep has cost, at least */
 #define CREDIT_SHARE    2u      /* merged pages for one that is gathered */
-#define CREDIT_MOST     4u      /* ... of all merged ones: part, at once */
-#define SWEEP_MOST      16u     /* ... of all that are merged: part */
-#define BEHIND_MOST     64u     /* ... that may stay behind */
-#define VAIN_MOST       (GATHER_AGE + 1)
+/* Of all that are merged, one in so many: */
+#define CREDIT_MOST     4u      /* what there is of credit, at most */
+#define SWEEP_MOST      16u     /* gathered in a sweep */
+#define BEHIND_MOST     64u     /* behind when another one begins */
+#define CREDIT_LEAST    128u    /* ... for which one is made */
+#define VAIN_MOST       (GATHER_AGE + 1)    /* sweeps until credit is void */
+#define BACKOFF_MAX     6u      /* log2, of the wait for who is behind */
+#define DOUBT_FIRST     2u      /* log2, of what sweeps gather less ... */
+#define DOUBT_MORE      2u      /* ... after one that has not paid ... */
+#define DOUBT_MAX       4u      /* ... and then credit is void */
 #define SKIP_STEP       64u     /* chunks passed over in one go */
 
-static size_t pages_merged(const KsmEngine *e)
+/* Pages of all regions; *@all: all of them could move. */
+static size_t pages_merged(const KsmEngine *e, bool *all)
 {
     size_t n = 0;
 
+    *all = true;
     for (guint i = 0; i < e->regions->len; i++) {
         const KsmRegion *r = g_ptr_array_index(e->regions, i);
 
         n += r->count[PAGE_MERGED];
+        *all &= !r->count[PAGE_MERGED] || (r->ops && r->ops->busy);
     }
     return n;
 }
 
-static void credit_earn(KsmEngine *e)
+static uint64_t runs_merged(const KsmEngine *e)
 {
-    KsmCompact *c = &e->compact;
-    size_t earned = (e->total.merged - c->merged) / CREDIT_SHARE;
+    uint64_t runs = 0;
 
-    if (earned) {
-        c->merged = e->total.merged;
-        c->credit += earned;
-        c->vain = 0;
+    for (guint i = 0; i < e->regions->len; i++) {
+        runs += ((const KsmRegion *)g_ptr_array_index(e->regions, i))->runs;
     }
-    c->credit = MIN(c->credit, pages_merged(e) / CREDIT_MOST);
+    return runs;
 }
 
-/* Pages that this sweep may still gather. */
-static size_t pages_left(KsmEngine *e)
+static void credit_earn(KsmEngine *e, size_t merged)
 {
-    const KsmCompact *c = &e->compact;
-    size_t most = MAX(pages_merged(e) / SWEEP_MOST, CHUNK_PAGES);
+    KsmCompact *c = &e->compact;
+    uint64_t earned = e->total.merged - c->merged;
 
-    return memcg_is_tight(&e->memcg)
-           ? 0 : MIN(c->credit, most - MIN(most, c->gathered));
+    if (earned / CREDIT_SHARE > merged / CREDIT_LEAST) {
+        c->merged = e->total.merged;
+        c->credit += earned / CREDIT_SHARE;
+        c->vain = 0;
+    }
+    c->credit = MIN(c->credit, merged / CREDIT_MOST);
 }
 
 static void sweep_begin(KsmCompact *c, CompactPhase phase)
 {
     c->phase = phase;
-    c->at = 0;
-    c->behind = 0;
+    c->id = c->page = 0;
+    c->missed = 0;
 }
 
 /* False: there is no reason for one. */
 static bool sweep_start(KsmEngine *e)
 {
     KsmCompact *c = &e->compact;
+    bool all, tight = memcg_is_tight(&e->memcg);
+    size_t merged = pages_merged(e, &all);
 
     c->due = prim.now_ns() + SWEEP_NS;
-    credit_earn(e);
-    if (c->behind > pages_merged(e) / BEHIND_MOST) {
-        sweep_begin(c, COMPACT_FOLLOW);
+    c->spent = c->gathered = 0;
+    c->runs = runs_merged(e);
+    c->skipped = false;
+    credit_earn(e, merged);
+    if (tight) {
+        return false;       /* what is read may have been swapped out */
+    }
+    if (c->credit > merged / CREDIT_LEAST && all && c->behind <= merged / BEHIND_MOST) {
+        sweep_begin(c, COMPACT_GATHER);
         return true;
     }
-    c->gathered = 0;
-    if (c->credit) {
-        sweep_begin(c, COMPACT_GATHER);
+    if (c->behind) {
+        sweep_begin(c, COMPACT_FOLLOW);
     }
-    return c->credit;
+    return c->behind;
 }
 
-static void sweep_end(KsmCompact *c)
+static void gather_end(KsmCompact *c)
 {
-    if (c->phase == COMPACT_GATHER && c->gathered) {
-        c->vain = 0;
+    if (c->gathered || c->behind) {
+        c->vain = c->gathered ? 0 : c->vain + 1;
         sweep_begin(c, COMPACT_FOLLOW);
         return;
     }
-    if (c->phase == COMPACT_GATHER && ++c->vain == VAIN_MOST) {
+    c->vain += !c->skipped;
+    c->phase = COMPACT_REST;
+}
+
+/* Were the mappings that went worth it? */
+static void sweep_judge(KsmEngine *e)
+{
+    KsmCompact *c = &e->compact;
+    uint64_t runs = runs_merged(e);
+    uint64_t gone = c->runs - MIN(runs, c->runs);
+
+    if (gone * MAPPING_WORTH_NS >= c->spent) {
+        c->doubt -= c->doubt > 0;
+        return;
+    }
+    c->doubt += DOUBT_MORE;
+    if (c->doubt >= DOUBT_MAX) {
+        c->doubt = DOUBT_FIRST;
         c->credit = 0;
     }
+}
+
+static void follow_end(KsmEngine *e)
+{
+    KsmCompact *c = &e->compact;
+
+    if (c->gathered) {
+        sweep_judge(e);
+    } else if (c->missed && c->missed >= c->behind) {
+        c->vain++;
+    }
+    c->behind = c->missed;
     c->phase = COMPACT_REST;
+}
+
+static void sweep_end(KsmEngine *e)
+{
+    KsmCompact *c = &e->compact;
+    uint64_t rest;
+
+    if (c->phase == COMPACT_GATHER) {
+        gather_end(c);
+    } else {
+        follow_end(e);
+    }
+    if (c->phase != COMPACT_REST) {
+        return;
+    }
+    if (c->vain >= VAIN_MOST) {
+        c->credit = 0;
+    }
+    rest = MAX(SWEEP_NS, c->spent * REST_SHARE);
+    if (c->behind && !c->credit) {
+        rest <<= MIN(c->vain, BACKOFF_MAX);
+    }
+    c->due = prim.now_ns() + rest;
 }
 
 static bool may_be_moved(KsmRegion *r)
@@ -93,61 +162,100 @@ static bool may_be_moved(KsmRegion *r)
            !r->unmerging && !region_inhibited(r);
 }
 
-static void chunk_step(KsmEngine *e, KsmRegion *r, size_t chunk)
+/* Pages that this sweep may still gather. */
+static size_t pages_left(KsmEngine *e)
 {
-    KsmCompact *c = &e->compact;
-    bool may = may_be_moved(r);
-    size_t left, n;
+    const KsmCompact *c = &e->compact;
+    bool all;
+    size_t most = MAX(pages_merged(e, &all) / SWEEP_MOST, CHUNK_PAGES) >>
+                  c->doubt;
 
-    if (c->phase == COMPACT_FOLLOW) {
-        c->behind += gather_follow(&e->gather, r, chunk, may);
-        return;
-    }
-    if (!may) {
-        return;
-    }
-    gather_age(r, chunk);
-    left = pages_left(e);
-    if (left) {
-        n = gather_chunk(&e->gather, r, chunk, left);
-        c->gathered += n;
-        c->credit -= MIN(c->credit, n);
-    }
+    return memcg_is_tight(&e->memcg)
+           ? 0 : MIN(c->credit, most - MIN(most, c->gathered));
 }
 
-/* The next chunk; at the end of the directory the sweep's end. */
+/* What is at hand of it.  Returns the page to go on with, CHUNK_PAGES: none. */
+static unsigned chunk_gather(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmCompact *c = &e->compact;
+    size_t first = chunk * CHUNK_PAGES, next;
+    unsigned tried;
+
+    if (!may_be_moved(r)) {
+        c->skipped = true;
+        return CHUNK_PAGES;
+    }
+    if (!c->page) {
+        gather_age(r, chunk);
+    }
+    if (r->chunk[chunk].runs < 2 || !pages_left(e)) {
+        c->skipped |= r->chunk[chunk].runs >= 2;
+        return CHUNK_PAGES;
+    }
+    next = gather_next(&e->gather, r, first + c->page, first + CHUNK_PAGES,
+                       &tried);
+    c->gathered += tried;
+    c->credit -= MIN(c->credit, tried);
+    return next - first;
+}
+
+static unsigned chunk_follow(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmCompact *c = &e->compact;
+    size_t first = chunk * CHUNK_PAGES;
+
+    return gather_follow(&e->gather, r, first + c->page, first + CHUNK_PAGES,
+                         may_be_moved(r), &c->missed) - first;
+}
+
+/* Some pages of the chunk at hand; at the end of the directory the sweep's. */
 static void sweep_step(KsmEngine *e)
 {
     KsmCompact *c = &e->compact;
 
     for (unsigned i = 0; i < SKIP_STEP; i++) {
+        uint32_t id = c->id;
         KsmRegion *r;
         size_t chunk;
 
-        if (!directory_next(&e->dir, &c->at)) {
-            sweep_end(c);
+        if (!directory_next(&e->dir, &c->id)) {
+            sweep_end(e);
             return;
         }
-        r = directory_chunk(&e->dir, c->at++, &chunk);
+        c->page = c->id == id ? c->page : 0;
+        r = directory_chunk(&e->dir, c->id, &chunk);
         if (r->chunk[chunk].mapped) {
-            chunk_step(e, r, chunk);
-            return;
+            c->page = c->phase == COMPACT_GATHER ? chunk_gather(e, r, chunk)
+                                                 : chunk_follow(e, r, chunk);
+            if (c->page < CHUNK_PAGES) {
+                return;
+            }
+            i = SKIP_STEP;
         }
+        c->page = 0;
+        c->id++;
     }
+}
+
+void compact_init(KsmEngine *e)
+{
+    e->compact = (KsmCompact) { .doubt = DOUBT_FIRST };
 }
 
 bool compact_step(KsmEngine *e)
 {
-    bool rests = e->compact.phase == COMPACT_REST;
+    KsmCompact *c = &e->compact;
+    bool rests = c->phase == COMPACT_REST;
     uint64_t cpu;
 
-    if (!e->run || e->uffd_wp < 0 ||
-        (rests && prim.now_ns() < e->compact.due) ||
+    if (!e->run || e->uffd_wp < 0 || (rests && prim.now_ns() < c->due) ||
         !store_gives_up(e->content.store) || (rests && !sweep_start(e))) {
         return false;
     }
     cpu = prim.cpu_ns();
     sweep_step(e);
-    e->total.merge_time += prim.cpu_ns() - cpu;
-    return e->compact.phase != COMPACT_REST;
+    cpu = prim.cpu_ns() - cpu;
+    c->spent += cpu;
+    e->total.merge_time += cpu;
+    return c->phase != COMPACT_REST;
 }

@@ -184,8 +184,11 @@ static void engine_connect(KsmEngine *e)
         .cut = &e->cut,
         .costs = &e->costs,
     };
+    compact_init(e);
     e->gather = (KsmGather) {
         .rejoin = &e->rejoin,
+        .hasher = &e->hasher,
+        .kinds = &e->kinds,
         .max_sharing = e->cfg.max_page_sharing,
     };
 }

@@ -102,13 +102,19 @@ typedef enum CompactPhase {
 /* Contents that move to slots which follow each other: compact.h. */
 typedef struct KsmCompact {
     CompactPhase phase;
-    uint32_t at;            /* chunks of the directory below were looked at */
+    uint32_t id;            /* of the chunk it is at ... */
+    unsigned page;          /* ... and the page there */
     uint64_t due;           /* ns: until then it rests */
+    uint64_t spent;         /* ns of CPU, in this sweep */
+    uint64_t runs;          /* mappings of the pool when it began */
+    unsigned doubt;         /* log2: by that less is gathered in one */
     uint64_t merged;        /* the engine's total that credit is for */
     size_t credit;          /* pages that may be gathered */
     size_t gathered;        /* in this sweep */
-    size_t behind;          /* pages in it that could not follow */
+    size_t behind;          /* pages that did not follow in the last one */
+    size_t missed;          /* ... so far in this one */
     unsigned vain;          /* sweeps in a row in which nothing was to be done */
+    bool skipped;           /* some chunks were not asked, in this one */
 } KsmCompact;
 
 /* What is left to the kernel's KSM: tail.h. */

@@ -131,6 +131,7 @@ typedef struct KsmChunk {
     uint8_t yield;      /* 0 to 255: how much was merged here lately */
     uint8_t calm;       /* looks, see rhythm.h, since the last restoring */
     uint8_t restored;   /* log2 of the looks until more may be */
+    uint16_t rebroken;  /* merged pages that were written since then */
     uint8_t tail_scan;  /* low bits of the kernel's scans when it was */
     uint8_t tail_vain;  /* passes in which it merged nothing there; or,
                            before, that it was held back */

@@ -8,18 +8,21 @@
 #include "base/prim.h"
 #include "merge/gather.h"
 
-#define GATHER_PAGE_NS  UINT64_C(10000)     /* copied; and others follow */
-#define PIECE_LONG      64u     /* pages: a mapping worth having as it is */
-#define AT_ONCE         128u    /* whose writers wait while they are compared */
-#define PREFETCH        8u      /* pages ahead */
+#define USER_NS     UINT64_C(3000)  /* copied, or compared; mapped, read */
+#define PIECE_LONG  64u     /* pages: a mapping worth having as it is */
+#define AT_ONCE     128u    /* whose writers wait while they are compared */
+#define RUNS_ONCE   16u     /* ... and mapped */
+#define PREFETCH    8u      /* pages ahead */
+/* Of the users that a slot may have, those of two are not to be more. */
+#define ROOM(max)   ((max) - (max) / 4)
 
 /* Pages that are to map slots which follow each other. */
 typedef struct Stretch {
     KsmRegion *r;
     size_t page;
     unsigned n;
-    unsigned pieces;            /* mappings that it takes now */
-    unsigned torn;              /* ends of those that others may go on from */
+    int64_t halves;             /* of mappings that are expected to go */
+    uint64_t users;             /* of all old slots */
     uint32_t old[CHUNK_PAGES];
     uint32_t slot[CHUNK_PAGES];
 } Stretch;
@@ -39,14 +42,16 @@ static uint32_t slot_plain(const KsmGather *g, const KsmRegion *r, size_t page)
            store_repeated(store_of(g), slot) != SLOT_NONE ? SLOT_NONE : slot;
 }
 
-/* Where the slot's content is found; SLOT_NONE: in no slot. */
-static uint32_t slot_found(const KsmGather *g, uint32_t slot)
+/* Where the slot's content is found. */
+static uint32_t place_found(const KsmGather *g, uint32_t slot)
 {
-    uint32_t place = index_lookup(&g->rejoin->content->index,
-                                  store_tag(store_of(g), slot));
+    return index_lookup(&g->rejoin->content->index,
+                        store_tag(store_of(g), slot));
+}
 
-    return place != PLACE_NONE && (place & PLACE_SLOT) ? place & ~PLACE_SLOT
-                                                       : SLOT_NONE;
+static bool is_found(const KsmGather *g, uint32_t slot)
+{
+    return place_found(g, slot) == (slot | PLACE_SLOT);
 }
 
 /* Of a page that will be asked about. */
@@ -81,24 +86,53 @@ static bool has_slot(const Stretch *t, uint32_t slot)
     return false;
 }
 
-/* Does somebody map the slot, perhaps in one mapping with another? */
-static bool is_used(const KsmGather *g, uint32_t slot)
+/* How many others may map @other and @mine in one mapping. */
+static unsigned others(const KsmGather *g, uint32_t other, uint32_t mine)
 {
-    return store_users(store_of(g), slot) > 0;
+    return MIN(store_users(store_of(g), other),
+               store_users(store_of(g), mine) - 1);
 }
 
-/* What the first @n pages map now. */
+/* Page @i is the first of a piece. */
+static void piece_begins(const KsmGather *g, Stretch *t, unsigned i)
+{
+    uint32_t slot = t->old[i];
+
+    if (i) {
+        /* one mapping less here, and perhaps elsewhere */
+        t->halves += 1 + MIN(store_users(store_of(g), slot),
+                             store_users(store_of(g), t->old[i - 1]));
+    } else if (region_joined(t->r, t->page)) {
+        t->halves -= 2;
+        return;
+    }
+    t->halves -= slot ? others(g, slot - 1, slot) : 0;
+}
+
+/* ... the last one. */
+static void piece_ends(const KsmGather *g, Stretch *t, unsigned i)
+{
+    size_t next = t->page + i + 1;
+
+    if (i + 1 == t->n && next < t->r->n_pages && region_joined(t->r, next)) {
+        t->halves -= 2;
+    } else {
+        t->halves -= others(g, t->old[i] + 1, t->old[i]);
+    }
+}
+
+/* What comes of the first @n pages. */
 static void stretch_count(const KsmGather *g, Stretch *t, unsigned n)
 {
     t->n = n;
-    t->pieces = t->torn = 0;
+    t->halves = t->users = 0;
     for (unsigned i = 0; i < n; i++) {
+        t->users += store_users(store_of(g), t->old[i]);
         if (!i || t->old[i] != t->old[i - 1] + 1) {
-            t->pieces++;
-            t->torn += t->old[i] && is_used(g, t->old[i] - 1);
+            piece_begins(g, t, i);
         }
         if (i + 1 == n || t->old[i + 1] != t->old[i] + 1) {
-            t->torn += is_used(g, t->old[i] + 1);
+            piece_ends(g, t, i);
         }
     }
 }
@@ -115,7 +149,7 @@ static unsigned piece_at(const KsmGather *g, const Stretch *t, size_t page,
 
         slot_prefetch(g, r, page + n + PREFETCH);
         if (slot == SLOT_NONE || r->history[page + n] < GATHER_AGE ||
-            (n && slot != r->tag[page] + n) || slot_found(g, slot) != slot ||
+            (n && slot != r->tag[page] + n) || !is_found(g, slot) ||
             has_slot(t, slot)) {
             break;
         }
@@ -145,12 +179,30 @@ static bool stretch_pays(const KsmGather *g, const Stretch *t)
 {
     const KsmCosts *c = g->rejoin->costs;
 
-    return t->n && t->n * GATHER_PAGE_NS + c->rejoin_ns + c->map_ns +
-                   t->torn * MAPPING_WORTH_NS / 2 <=
-                   (t->pieces - 1) * MAPPING_WORTH_NS;
+    return t->halves > 0 &&
+           t->users * USER_NS + c->rejoin_ns + c->map_ns <=
+           t->halves * MAPPING_WORTH_NS / 2;
 }
 
 /* --- and is --- */
+
+/* Is all of it in memory, and may be replaced as far as is known now? */
+static bool is_at_hand(const KsmGather *g, KsmRegion *r, size_t page,
+                       unsigned n)
+{
+    uint8_t kinds[CHUNK_PAGES];
+
+    if (region_busy(r, page_addr(r, page), n * PAGE_BYTES) ||
+        kinds_ask(g->kinds, page_addr(r, page), n, KINDS_FAST, kinds) < 0) {
+        return false;
+    }
+    for (unsigned i = 0; i < n; i++) {
+        if (!(kinds[i] & PM_PRESENT)) {
+            return false;
+        }
+    }
+    return vmas_free(g->rejoin->vmas) >= 2 * VMAS_FEW;
+}
 
 /* Slots for the first pages, if not for all; false: there are none. */
 static bool slots_take(KsmGather *g, Stretch *t)
@@ -213,52 +265,53 @@ static int slots_fill(KsmGather *g, const Stretch *t)
     return ret < 0 ? ret : store_readable(s, t->slot[0], t->n);
 }
 
-/* How many pages map their new slots, by which they are found from now on. */
-static unsigned stretch_move(KsmGather *g, Stretch *t)
+/* They map their new slots, by which they are found from now on. */
+static void stretch_move(KsmGather *g, Stretch *t)
 {
     KsmContent *c = g->rejoin->content;
-    unsigned moved = 0;
 
     for (unsigned i = 0; i < t->n; i++) {
         store_hold(c->store, t->slot[i]);
     }
     for (unsigned i = 0; i < t->n; i += AT_ONCE) {
-        moved += rejoin_slots(g->rejoin, t->r, t->page + i,
-                              MIN(AT_ONCE, t->n - i), t->slot + i);
+        rejoin_slots(g->rejoin, t->r, t->page + i, MIN(AT_ONCE, t->n - i),
+                     t->slot + i);
     }
     for (unsigned i = 0; i < t->n; i++) {
-        if (t->r->tag[t->page + i] == t->slot[i] &&
-            page_state(t->r, t->page + i) == PAGE_MERGED) {
+        if (page_state(t->r, t->page + i) == PAGE_MERGED &&
+            t->r->tag[t->page + i] == t->slot[i]) {
             content_publish(c, t->slot[i]);
         }
     }
-    return moved;
 }
 
-static unsigned stretch_gather(KsmGather *g, Stretch *t)
+static void stretch_gather(KsmGather *g, Stretch *t)
 {
-    if (!stretch_pays(g, t) || !slots_take(g, t)) {
-        return 0;
+    if (!is_at_hand(g, t->r, t->page, t->n) || !slots_take(g, t)) {
+        return;
     }
     /* again, as they may be fewer */
-    if (!stretch_pays(g, t) || slots_fill(g, t) < 0) {
+    if (stretch_pays(g, t) && slots_fill(g, t) == 0) {
+        stretch_move(g, t);
+    } else {
         slots_settle(g, t);
-        return 0;
     }
-    return stretch_move(g, t);
 }
 
-size_t gather_chunk(KsmGather *g, KsmRegion *r, size_t chunk, size_t most)
+size_t gather_next(KsmGather *g, KsmRegion *r, size_t page, size_t end,
+                   unsigned *tried)
 {
-    size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, moved = 0;
     Stretch t;
-    unsigned n;
+    unsigned n = stretch_see(g, &t, r, page, end);
 
-    for (; page < end && moved < most; page += MAX(n, 1)) {
-        n = stretch_see(g, &t, r, page, end);
-        moved += stretch_gather(g, &t);
+    *tried = 0;
+    if (stretch_pays(g, &t)) {
+        *tried = t.n;
+        stretch_gather(g, &t);
+        /* what could not be is as if it was merged now, as what was is */
+        memset(r->history + page, 0, *tried);
     }
-    return moved;
+    return page + MAX(n, 1);
 }
 
 /* --- others follow --- */
@@ -269,31 +322,56 @@ static bool may_follow(const KsmGather *g, uint32_t slot, uint32_t to)
     KsmStore *s = store_of(g);
 
     return !store_full(s, to) && store_repeated(s, to) == SLOT_NONE &&
-           store_users(s, slot) + store_users(s, to) <= g->max_sharing &&
+           store_users(s, slot) + store_users(s, to) <= ROOM(g->max_sharing) &&
            store_readable(s, slot, 1) == 0 && store_readable(s, to, 1) == 0 &&
            !memcmp(store_page(s, slot), store_page(s, to), PAGE_BYTES);
+}
+
+/*
+ * What others have left, and then written or given up where they went.  Its tag
+ * is only what it is found by: what that does not fit is not to be found.
+ */
+static void slot_find(const KsmGather *g, const KsmRegion *r, uint32_t slot)
+{
+    KsmStore *s = store_of(g);
+
+    if (!store_full(s, slot) && store_readable(s, slot, 1) == 0 &&
+        content_tag_fits(r, store_tag(s, slot),
+                         hash_page(g->hasher, store_page(s, slot)))) {
+        content_publish(g->rejoin->content, slot);
+    }
 }
 
 /* Where a page is to follow; SLOT_NONE: it stays. */
 static uint32_t slot_next(const KsmGather *g, const KsmRegion *r, size_t page)
 {
-    uint32_t slot = slot_plain(g, r, page);
-    uint32_t to = slot == SLOT_NONE ? slot : slot_found(g, slot);
+    uint32_t slot = slot_plain(g, r, page), place, to;
 
-    return to != SLOT_NONE && to != slot && may_follow(g, slot, to)
-           ? to : SLOT_NONE;
+    if (slot == SLOT_NONE) {
+        return SLOT_NONE;
+    }
+    place = place_found(g, slot);
+    if (place == PLACE_NONE) {
+        slot_find(g, r, slot);
+    }
+    if (place == PLACE_NONE || !(place & PLACE_SLOT)) {
+        return SLOT_NONE;
+    }
+    to = place & ~PLACE_SLOT;
+    return to != slot && may_follow(g, slot, to) ? to : SLOT_NONE;
 }
 
 /* Users of the slots that pages from @page on are to follow to; pages. */
 static unsigned next_take(const KsmGather *g, const KsmRegion *r, size_t page,
                           size_t end, uint32_t *slot)
 {
-    unsigned n = 0;
+    unsigned n = 0, runs = 0;
 
     while (n < AT_ONCE && page + n < end) {
         slot_prefetch(g, r, page + n + PREFETCH);
         slot[n] = slot_next(g, r, page + n);
-        if (slot[n] == SLOT_NONE) {
+        runs += !n || slot[n] != slot[n - 1] + 1;
+        if (slot[n] == SLOT_NONE || runs > RUNS_ONCE) {
             break;
         }
         store_hold(store_of(g), slot[n++]);
@@ -301,21 +379,27 @@ static unsigned next_take(const KsmGather *g, const KsmRegion *r, size_t page,
     return n;
 }
 
-size_t gather_follow(KsmGather *g, KsmRegion *r, size_t chunk, bool may)
+static void slots_drop(const KsmGather *g, const uint32_t *slot, unsigned n)
 {
-    size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, behind = 0;
-    uint32_t slot[AT_ONCE];
-    unsigned n;
-
-    for (; page < end; page += MAX(n, 1)) {
-        n = next_take(g, r, page, end, slot);
-        behind += n;
-        if (n && may) {
-            behind -= rejoin_slots(g->rejoin, r, page, n, slot);
-        }
-        for (unsigned i = 0; i < n && !may; i++) {
-            store_drop(store_of(g), slot[i]);
-        }
+    for (unsigned i = 0; i < n; i++) {
+        store_drop(store_of(g), slot[i]);
     }
-    return behind;
+}
+
+size_t gather_follow(KsmGather *g, KsmRegion *r, size_t page, size_t end,
+                     bool may, size_t *behind)
+{
+    uint32_t slot[AT_ONCE];
+    unsigned n = next_take(g, r, page, end, slot);
+
+    while (!n && ++page < end) {
+        n = next_take(g, r, page, end, slot);
+    }
+    *behind += n;
+    if (n && may && is_at_hand(g, r, page, n)) {
+        *behind -= rejoin_slots(g->rejoin, r, page, n, slot);
+    } else {
+        slots_drop(g, slot, n);
+    }
+    return page + n;
 }

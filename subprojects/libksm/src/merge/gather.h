@@ -11,10 +11,12 @@
  * from then on.  Whoever else maps one of the old slots follows, mostly with as
  * many mappings less; the last one to leave frees it.
  *
- * That takes CPU for each page, and where others map slots that followed one
- * that has moved, they have a mapping more.  So it is done where the mappings
- * that this run saves are worth both (MAPPING_WORTH_NS).  What was merged lately
- * may be written again soon, and waits.
+ * That takes CPU for each page and user.  Who else has pages one behind the other
+ * as this run does has fewer mappings, too; who maps what lay one behind the other
+ * in the pool, and is torn apart, has more.  How many users have both is not
+ * known, only how many may: half of them are expected to.  It is done where fewer
+ * mappings in all are worth the CPU time (MAPPING_WORTH_NS).  What was merged
+ * lately may be written again soon, and waits; so does what is not in memory.
  *
  * The danger is that of rejoin.h, by which all pages are replaced.  A copy is
  * compared with the page as any slot is; what it was copied from has users, so
@@ -25,6 +27,8 @@
 #ifndef KSM_GATHER_H
 #define KSM_GATHER_H
 
+#include "base/hash.h"
+#include "base/kinds.h"
 #include "merge/rejoin.h"
 
 /* Times that a merged page was found merged: its history. */
@@ -32,6 +36,8 @@
 
 typedef struct KsmGather {
     KsmRejoin *rejoin;
+    KsmHasher *hasher;
+    KsmKinds *kinds;
     unsigned max_sharing;   /* users of a slot */
 } KsmGather;
 
@@ -39,16 +45,21 @@ typedef struct KsmGather {
 void gather_age(KsmRegion *r, size_t chunk);
 
 /*
- * Gathers what pays and is old enough, of a region that has a busy op.  Returns
- * how many pages; about @most.
+ * Gathers what begins at @page, before @end, of a chunk of a region that has a
+ * busy op, if that pays and all of it is old enough.  *@tried: so many pages, if
+ * not all of them are gathered then; 0: none.  Returns the page to go on with.
  */
-size_t gather_chunk(KsmGather *g, KsmRegion *r, size_t chunk, size_t most);
+size_t gather_next(KsmGather *g, KsmRegion *r, size_t page, size_t end,
+                   unsigned *tried);
 
 /*
- * Pages whose content is found in another slot follow there, but where not all
- * users of both would have room.  Returns how many do not, now: all of them, if
- * they may not (@may).
+ * Pages from @page on, before @end, whose content is found in another slot
+ * follow there, but where the users of both are too many; if it is found nowhere
+ * it is found in theirs, from now on.  *@behind counts those that do not follow
+ * now: all of them, if they may not (@may).  Returns the page to go on with: some
+ * pages at once, as somebody may wait for them.
  */
-size_t gather_follow(KsmGather *g, KsmRegion *r, size_t chunk, bool may);
+size_t gather_follow(KsmGather *g, KsmRegion *r, size_t page, size_t end,
+                     bool may, size_t *behind);
 
 #endif

@@ -89,9 +89,9 @@ static unsigned runs_of(const Rejoining *g)
     return runs;
 }
 
-static bool has_mappings(const KsmRejoin *j, const Rejoining *g)
+static bool has_mappings(const Rejoining *g, size_t left)
 {
-    return 2 * runs_of(g) + VMAS_FEW <= vmas_left(j->vmas);
+    return 2 * runs_of(g) + VMAS_FEW <= left;
 }
 
 static bool pays(const KsmRejoin *j, const Rejoining *g)
@@ -132,7 +132,10 @@ static unsigned joined_run(const Rejoining *g, unsigned i)
     return n;
 }
 
-/* Those whose slots can be read.  One that cannot is seldom. */
+/*
+ * Those whose slots can be read: before anybody may have to wait.  One that
+ * cannot is seldom.
+ */
 static void slots_look(const KsmRejoin *j, Rejoining *g)
 {
     KsmStore *s = j->content->store;
@@ -154,7 +157,6 @@ static void verify(const KsmRejoin *j, Rejoining *g)
 {
     KsmStore *s = j->content->store;
 
-    slots_look(j, g);
     KSM_TSAN_IGNORE_BEGIN();
     for (unsigned i = 0; i < g->n; i++) {
         g->fits[i] = g->fits[i] && !memcmp(addr_of(g, i),
@@ -204,13 +206,16 @@ static unsigned replace(KsmRejoin *j, Rejoining *g)
     unsigned runs = 0;
     Block b;
 
+    slots_look(j, g);
     if (block_begin(&b, j->urgent, j->uffd_wp, addr_of(g, 0), len) < 0) {
+        memset(g->fits, false, sizeof(g->fits));
         return 0;
     }
     if (may_be_replaced(g) && read_in(g)) {
         verify(j, g);
         runs = map_runs(j, g, &b);
     } else {
+        memset(g->fits, false, sizeof(g->fits));
         block_lift(&b, addr_of(g, 0), len);
     }
     block_end(&b);
@@ -295,7 +300,8 @@ unsigned rejoin_pages(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n,
         return 0;
     }
     slots_take(j, &g);
-    if (!pays(j, &g) || !has_mappings(j, &g) || !is_ready(&g)) {
+    if (!pays(j, &g) || !has_mappings(&g, vmas_left(j->vmas)) ||
+        !is_ready(&g)) {
         slots_drop(j, &g);
         return 0;
     }
@@ -309,7 +315,8 @@ unsigned rejoin_slots(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n,
     Rejoining g = { .r = r, .page = page, .n = n };
 
     memcpy(g.slot, slot, n * sizeof(*slot));
-    if (!has_mappings(j, &g) || !is_ready(&g)) {
+    /* there are mostly fewer mappings then, so it may use up those of others */
+    if (!has_mappings(&g, vmas_free(j->vmas)) || !is_ready(&g)) {
         slots_drop(j, &g);
         return 0;
     }
