@@ -13,6 +13,7 @@
 #include "memory/attr.h"
 #include "merge/quiet.h"
 #include "rooms.h"
+#include "scatter.h"
 #include "share/store-local.h"
 
 static int uffd_open(uint64_t features)
@@ -676,47 +677,10 @@ unsigned rooms_rejoin(Rooms *f, KsmRegion *r, size_t page, unsigned n)
     return merged;
 }
 
-/* The piece gets slots of its own. */
-static void scatter_piece(Rooms *f, KsmRegion *r, size_t page, unsigned len,
-                          unsigned gap)
-{
-    KsmStore *s = f->content.store;
-    uint32_t tag[CHUNK_PAGES] = { 0 }, slot[CHUNK_PAGES];
-    StoreOffer o = {
-        .tag = tag, .n = len + 2 * gap,
-        .before = SLOT_NONE, .after = SLOT_NONE,
-    };
-
-    for (unsigned i = 0; i < len; i++) {
-        g_assert(page_state(r, page + i) == PAGE_MERGED);
-        tag[gap + i] = store_tag(s, r->tag[page + i]);
-    }
-    g_assert(store_offer(s, &o) == OFFER_TAKEN && o.n == len + 2 * gap);
-    g_assert(store_allocate(s, o.slot + gap, len) == 0);
-    for (unsigned i = 0; i < len; i++) {
-        slot[i] = o.slot + gap + i;
-        g_assert(store_fill(s, slot[i], store_page(s, r->tag[page + i]), 1) ==
-                 0);
-        store_hold(s, slot[i]);
-    }
-    g_assert(rejoin_slots(&f->rejoin, r, page, len, slot) == len);
-    for (unsigned i = 0; i < len; i++) {
-        content_publish(&f->content, slot[i]);
-    }
-    for (unsigned i = 0; i < gap; i++) {
-        store_settle(s, o.slot + i);
-        store_settle(s, o.slot + gap + len + i);
-    }
-}
-
 void rooms_scatter(Rooms *f, KsmRegion *r, size_t page, unsigned pieces,
                    unsigned len, unsigned gap)
 {
-    for (unsigned i = pieces; i-- > 0; ) {
-        store_flush(f->content.store);
-        scatter_piece(f, r, page + i * len, len, gap);
-    }
-    store_flush(f->content.store);
+    scatter_pages(&f->rejoin, r, page, pieces, len, gap);
 }
 
 void rooms_age(Rooms *f, KsmRegion *r)

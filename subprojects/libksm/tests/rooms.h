@@ -84,11 +84,7 @@ int rooms_unmerge(Rooms *f, KsmRegion *r, size_t page, size_t n);
 int rooms_restore(Rooms *f, KsmRegion *r, size_t page, size_t n);
 /* As scan does with those of rooms_quiet(); returns how many were merged. */
 unsigned rooms_rejoin(Rooms *f, KsmRegion *r, size_t page, unsigned n);
-/*
- * Merged pages map other slots with their content, by which it is found then:
- * @pieces of @len, the first of which has the last slots, with @gap slots free
- * before and behind each.  (For the local store.)
- */
+/* scatter_pages() */
 void rooms_scatter(Rooms *f, KsmRegion *r, size_t page, unsigned pieces,
                    unsigned len, unsigned gap);
 /* All merged pages of the region are as old as they get. */
