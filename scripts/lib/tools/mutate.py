@@ -102,6 +102,8 @@ TESTS: tuple[Test, ...] = (
     Test("loose", files=("loose.c", "sample.c", "dirty.c")),
     Test("restore", files=("restore.c", "block.c", "kin.c")),
     Test("rejoin", files=("rejoin.c", "mapping.c", "block.c")),
+    Test("gather", files=("gather.c", "rejoin.c")),
+    Test("compact", files=("compact.c",)),
     Test("fault", env=(("KSM_FAULT_STEP", "23"),)),
     Test("move"),
     Test("fuzz", args=("--first", "--seed", "1", "--seeds", "150")),

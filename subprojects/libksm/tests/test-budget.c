@@ -116,6 +116,42 @@ static uint64_t rest_after(KsmRhythm *m, uint64_t cost, uint64_t worth)
     return rhythm_end(m, &yield);
 }
 
+/* The passes at @ns and just before that: is it only the second that looks? */
+static bool checks_at(const KsmRhythm *m, uint64_t ns)
+{
+    KsmRhythm before = *m, now = *m;
+
+    rhythm_begin(&before, 41, ns - 2 * MS, 30 * S);
+    rhythm_begin(&now, 41, ns + MS, 30 * S);
+    return !before.check && now.check;
+}
+
+/* What looks find, and the next pass merges, has them come sooner. */
+static void test_rhythm_pays(void)
+{
+    KsmRhythm m = { 0 };
+
+    rhythm_begin(&m, 40, 1000 * S, 30 * S);
+    g_assert(m.check);
+    rest_after(&m, 40 * MS, 0);
+    g_assert(checks_at(&m, 1120 * S));
+    rhythm_begin(&m, 41, 1030 * S, 30 * S);
+    rest_after(&m, 5 * MS, 20 * MS);
+    g_assert(checks_at(&m, 1080 * S));
+    /* that is enough: what is merged later has nothing to do with it */
+    rhythm_begin(&m, 42, 1060 * S, 30 * S);
+    rest_after(&m, 5 * MS, 900 * MS);
+    g_assert(checks_at(&m, 1080 * S));
+    /* at once, and in the next one */
+    rhythm_begin(&m, 43, 1080 * S + MS, 30 * S);
+    g_assert(m.check);
+    rest_after(&m, 40 * MS, 80 * MS);
+    g_assert(checks_at(&m, 1120 * S + MS));
+    rhythm_begin(&m, 45, 1081 * S, S);
+    rest_after(&m, MS, 80 * MS);
+    g_assert(checks_at(&m, 1104 * S + MS));
+}
+
 /* A rest is 3000 times what the pass took, or what is left of it by gains. */
 static void test_rhythm_rest(void)
 {
@@ -238,6 +274,7 @@ int main(int argc, char **argv)
     g_test_add_func("/budget/limit", test_limit);
     g_test_add_func("/budget/spread", test_spread);
     g_test_add_func("/rhythm/check", test_rhythm_check);
+    g_test_add_func("/rhythm/pays", test_rhythm_pays);
     g_test_add_func("/rhythm/rest", test_rhythm_rest);
     g_test_add_func("/promise/pays", test_promise_pays);
     g_test_add_func("/promise/vain", test_promise_vain);

@@ -74,7 +74,7 @@ static bool sweep_start(KsmEngine *e)
     size_t merged = pages_merged(e, &all);
 
     c->due = prim.now_ns() + SWEEP_NS;
-    c->spent = c->gathered = 0;
+    c->spent = c->moving = c->gathered = 0;
     c->runs = runs_merged(e);
     c->skipped = false;
     credit_earn(e, merged);
@@ -109,7 +109,7 @@ static void sweep_judge(KsmEngine *e)
     uint64_t runs = runs_merged(e);
     uint64_t gone = c->runs - MIN(runs, c->runs);
 
-    if (gone * MAPPING_WORTH_NS >= c->spent) {
+    if (gone * MAPPING_WORTH_NS >= c->moving) {
         c->doubt -= c->doubt > 0;
         return;
     }
@@ -246,7 +246,7 @@ bool compact_step(KsmEngine *e)
 {
     KsmCompact *c = &e->compact;
     bool rests = c->phase == COMPACT_REST;
-    uint64_t cpu;
+    uint64_t cpu, moved = e->gather.moved;
 
     if (!e->run || e->uffd_wp < 0 || (rests && prim.now_ns() < c->due) ||
         !store_gives_up(e->content.store) || (rests && !sweep_start(e))) {
@@ -256,6 +256,7 @@ bool compact_step(KsmEngine *e)
     sweep_step(e);
     cpu = prim.cpu_ns() - cpu;
     c->spent += cpu;
+    c->moving += e->gather.moved > moved ? cpu : 0;
     e->total.merge_time += cpu;
     return c->phase != COMPACT_REST;
 }

@@ -28,15 +28,30 @@ void rhythm_begin(KsmRhythm *m, uint64_t pass, uint64_t now, uint64_t since)
     }
 }
 
+/* What was found quiet is merged at once, or in the next pass. */
+static void check_judge(KsmRhythm *m, const PassYield *yield)
+{
+    if (m->check) {
+        m->check_cost = yield->cost;
+        m->check_gain = 0;
+        m->judged = 0;
+    }
+    if (m->judged < 2) {
+        m->judged++;
+        m->check_gain += yield->worth;
+        m->check_rest = m->check_cost * REST_SHARE *
+                        ((m->check_cost + 1.0) /
+                         (m->check_cost + m->check_gain + 1.0));
+    }
+}
+
 uint64_t rhythm_end(KsmRhythm *m, const PassYield *yield)
 {
     bool paid = yield->worth > yield->cost;
     unsigned share = yield->hurry ? HURRY_SHARE : REST_SHARE;
     uint64_t rest;
 
-    if (m->check) {
-        m->check_rest = yield->cost * REST_SHARE;
-    }
+    check_judge(m, yield);
     m->owed = paid ? 0 : m->owed + yield->cost - yield->hash;
     m->spent += yield->cost;
     m->gained += yield->worth;

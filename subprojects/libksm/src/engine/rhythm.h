@@ -15,7 +15,8 @@
  *
  * Merged pages that were written are looked at each CHECK_PASSES at least.
  * Where passes are rare that goes by the clock, too, as long as such passes
- * take no more than the others; and for the wait after restoring a look counts
+ * take no more than the others, or pay: what is written all the time is found
+ * quiet only by looks that come soon.  For the wait after restoring a look counts
  * as several, if it is so long after the last one.
  */
 #ifndef KSM_RHYTHM_H
@@ -29,6 +30,9 @@ typedef struct KsmRhythm {
     unsigned looks;         /* ... which counts as so many looks */
     uint64_t checked;       /* ns; when they were looked at */
     uint64_t check_rest;    /* ns for which that is enough */
+    uint64_t check_cost;    /* ns of that pass ... */
+    uint64_t check_gain;    /* ... and what it and the next one merged is worth */
+    unsigned judged;        /* ... as far as those have ended */
     uint64_t owed;          /* ns of passes that did not pay */
     uint64_t spent;         /* ns of all passes since the last rest ... */
     uint64_t gained;        /* ... and what was merged is worth */

@@ -105,7 +105,8 @@ typedef struct KsmCompact {
     uint32_t id;            /* of the chunk it is at ... */
     unsigned page;          /* ... and the page there */
     uint64_t due;           /* ns: until then it rests */
-    uint64_t spent;         /* ns of CPU, in this sweep */
+    uint64_t spent;         /* ns of CPU, in this sweep ... */
+    uint64_t moving;        /* ... in steps that moved pages */
     uint64_t runs;          /* mappings of the pool when it began */
     unsigned doubt;         /* log2: by that less is gathered in one */
     uint64_t merged;        /* the engine's total that credit is for */

@@ -238,15 +238,15 @@ static void slots_settle(KsmGather *g, const Stretch *t)
     }
 }
 
-/* Pages from @i on whose old slots follow each other. */
-static unsigned old_run(const Stretch *t, unsigned i)
+/* Slots from @i on that follow each other, of @n. */
+static unsigned slots_run(const uint32_t *slot, unsigned i, unsigned n)
 {
-    unsigned n = 1;
+    unsigned run = 1;
 
-    while (i + n < t->n && t->old[i + n] == t->old[i] + n) {
-        n++;
+    while (i + run < n && slot[i + run] == slot[i] + run) {
+        run++;
     }
-    return n;
+    return run;
 }
 
 static int slots_fill(KsmGather *g, const Stretch *t)
@@ -256,7 +256,7 @@ static int slots_fill(KsmGather *g, const Stretch *t)
     unsigned n;
 
     for (unsigned i = 0; i < t->n && ret == 0; i += n) {
-        n = old_run(t, i);
+        n = slots_run(t->old, i, t->n);
         ret = store_readable(s, t->old[i], n);
         ret = ret < 0 ? ret
               : store_fill(s, t->slot[i], store_page(s, t->old[i]), n);
@@ -274,8 +274,8 @@ static void stretch_move(KsmGather *g, Stretch *t)
         store_hold(c->store, t->slot[i]);
     }
     for (unsigned i = 0; i < t->n; i += AT_ONCE) {
-        rejoin_slots(g->rejoin, t->r, t->page + i, MIN(AT_ONCE, t->n - i),
-                     t->slot + i);
+        g->moved += rejoin_slots(g->rejoin, t->r, t->page + i,
+                                 MIN(AT_ONCE, t->n - i), t->slot + i);
     }
     for (unsigned i = 0; i < t->n; i++) {
         if (page_state(t->r, t->page + i) == PAGE_MERGED &&
@@ -316,15 +316,13 @@ size_t gather_next(KsmGather *g, KsmRegion *r, size_t page, size_t end,
 
 /* --- others follow --- */
 
-/* May all who use either use @to, and is it the same? */
-static bool may_follow(const KsmGather *g, uint32_t slot, uint32_t to)
+/* Would all who use either have room in @to? */
+static bool has_room(const KsmGather *g, uint32_t slot, uint32_t to)
 {
     KsmStore *s = store_of(g);
 
     return !store_full(s, to) && store_repeated(s, to) == SLOT_NONE &&
-           store_users(s, slot) + store_users(s, to) <= ROOM(g->max_sharing) &&
-           store_readable(s, slot, 1) == 0 && store_readable(s, to, 1) == 0 &&
-           !memcmp(store_page(s, slot), store_page(s, to), PAGE_BYTES);
+           store_users(s, slot) + store_users(s, to) <= ROOM(g->max_sharing);
 }
 
 /*
@@ -358,14 +356,52 @@ static uint32_t slot_next(const KsmGather *g, const KsmRegion *r, size_t page)
         return SLOT_NONE;
     }
     to = place & ~PLACE_SLOT;
-    return to != slot && may_follow(g, slot, to) ? to : SLOT_NONE;
+    return to != slot && has_room(g, slot, to) ? to : SLOT_NONE;
+}
+
+static bool can_read(const KsmGather *g, const uint32_t *slot, unsigned n)
+{
+    unsigned run;
+
+    for (unsigned i = 0; i < n; i += run) {
+        run = slots_run(slot, i, n);
+        if (store_readable(store_of(g), slot[i], run) < 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* How many of the first pages are what their slots are. */
+static unsigned count_equal(const KsmGather *g, const uint32_t *old,
+                            const uint32_t *slot, unsigned n)
+{
+    KsmStore *s = store_of(g);
+    unsigned i = 0;
+
+    /* one by one, if there is one that cannot be read */
+    if (!can_read(g, old, n) || !can_read(g, slot, n)) {
+        n = can_read(g, old, 1) && can_read(g, slot, 1);
+    }
+    while (i < n && !memcmp(store_page(s, old[i]), store_page(s, slot[i]),
+                            PAGE_BYTES)) {
+        i++;
+    }
+    return i;
+}
+
+static void slots_drop(const KsmGather *g, const uint32_t *slot, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        store_drop(store_of(g), slot[i]);
+    }
 }
 
 /* Users of the slots that pages from @page on are to follow to; pages. */
 static unsigned next_take(const KsmGather *g, const KsmRegion *r, size_t page,
                           size_t end, uint32_t *slot)
 {
-    unsigned n = 0, runs = 0;
+    unsigned n = 0, runs = 0, equal;
 
     while (n < AT_ONCE && page + n < end) {
         slot_prefetch(g, r, page + n + PREFETCH);
@@ -376,14 +412,9 @@ static unsigned next_take(const KsmGather *g, const KsmRegion *r, size_t page,
         }
         store_hold(store_of(g), slot[n++]);
     }
-    return n;
-}
-
-static void slots_drop(const KsmGather *g, const uint32_t *slot, unsigned n)
-{
-    for (unsigned i = 0; i < n; i++) {
-        store_drop(store_of(g), slot[i]);
-    }
+    equal = n ? count_equal(g, r->tag + page, slot, n) : 0;
+    slots_drop(g, slot + equal, n - equal);
+    return equal;
 }
 
 size_t gather_follow(KsmGather *g, KsmRegion *r, size_t page, size_t end,
@@ -397,7 +428,10 @@ size_t gather_follow(KsmGather *g, KsmRegion *r, size_t page, size_t end,
     }
     *behind += n;
     if (n && may && is_at_hand(g, r, page, n)) {
-        *behind -= rejoin_slots(g->rejoin, r, page, n, slot);
+        unsigned moved = rejoin_slots(g->rejoin, r, page, n, slot);
+
+        g->moved += moved;
+        *behind -= moved;
     } else {
         slots_drop(g, slot, n);
     }

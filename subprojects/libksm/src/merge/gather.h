@@ -39,6 +39,7 @@ typedef struct KsmGather {
     KsmHasher *hasher;
     KsmKinds *kinds;
     unsigned max_sharing;   /* users of a slot */
+    uint64_t moved;         /* pages that map another slot now, ever */
 } KsmGather;
 
 /* The chunk's merged pages are older, by one time. */
