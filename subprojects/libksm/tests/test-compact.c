@@ -201,6 +201,10 @@ static void test_credit(void)
     g_assert(pieces_of(s.ra, AT + 200) == 1);
     g_assert(pieces_of(s.ra, AT + 512) == PIECES);
     g_assert(s.e->compact.credit == 0);
+    /* nor does it grow for ever */
+    credit_give(&s, 100000);
+    later(&s, 31);
+    g_assert(s.e->compact.credit <= PAGES / 2);
     scene_end(&s);
 }
 
@@ -397,7 +401,42 @@ static void test_tight(void)
     }
     g_assert(pieces_of(s.ra, AT) == PIECES);
     /* that was not in vain: it was not tried */
-    for (unsigned i = 0; i < 3; i++) {
+    later(&s, 31);
+    s.b->inhibited = "a device";
+    later(&s, 31);
+    later(&s, 31);
+    g_assert(pieces_of(s.ra, AT) == 1);
+    g_assert(s.e->compact.behind == ALL);
+    /* who is behind does not follow then, either */
+    s.b->inhibited = NULL;
+    for (unsigned i = 0; i < 8; i++) {
+        s.e->memcg.tight = true;
+        s.e->memcg.asked = clock_ns + 31 * SECOND;
+        later(&s, 31);
+        g_assert(s.e->compact.behind == ALL);
+    }
+    later(&s, 31);
+    later(&s, 31);
+    g_assert(s.e->compact.behind == 0);
+    scene_end(&s);
+}
+
+/* Nor where it is inhibited: it is, later. */
+static void test_inhibited(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, &mem_ops)) {
+        return;
+    }
+    scatter(&s, AT);
+    s.a->inhibited = s.b->inhibited = "a device";
+    for (unsigned i = 0; i < 8; i++) {
+        later(&s, 31);
+    }
+    g_assert(pieces_of(s.ra, AT) == PIECES);
+    s.a->inhibited = s.b->inhibited = NULL;
+    for (unsigned i = 0; i < 4; i++) {
         later(&s, 31);
     }
     g_assert(pieces_of(s.ra, AT) == 1);
@@ -446,6 +485,7 @@ int main(int argc, char **argv)
     g_test_add_data_func("/compact/never/forked", GUINT_TO_POINTER(2),
                          test_never);
     g_test_add_func("/compact/tight", test_tight);
+    g_test_add_func("/compact/inhibited", test_inhibited);
     g_test_add_func("/compact/removed", test_removed);
     return g_test_run();
 }

@@ -31,6 +31,7 @@ static struct {
     bool busy;                  /* ... and so is this */
     size_t late;                /* page that is written just before it; 0 */
     unsigned calls, fail_at;    /* that call fails; 0: none */
+    unsigned protects;          /* times that somebody was held up */
 } h;
 
 typedef Pair Scene;
@@ -48,6 +49,7 @@ static int h_protect(const UffdRange *range, bool on)
     if (on && h.late) {
         mem_write(h.m, h.late, 77, 0x77);
     }
+    h.protects += on;
     if (on) {
         h.m->inhibited = h.inhibited;
         h.m->busy |= h.busy;
@@ -239,6 +241,11 @@ static void test_run(void)
     g_assert(mem_mappings(s.b) == maps_b - (PIECES - 1));
     g_assert(rooms_shared(&s.f) == PAGES && rooms_sharing(&s.f) == PAGES);
     g_assert(s.ra->tag[AT] == s.rb->tag[AT]);
+    /* who has followed is as if merged now; and so is what was restored */
+    g_assert(s.rb->history[AT] == 0 && s.rb->history[AT - 1] == GATHER_AGE);
+    g_assert(rooms_unmerge(&s.f, s.rb, AT - 1, 1) == 0);
+    g_assert(s.rb->history[AT - 1] == 0);
+    rooms_passes(&s.f, 4);
     g_assert(s.ra->count[PAGE_MERGED] == PAGES);
     g_assert(mem_anonymous(s.a, 0, PAGES) == 0);
     mem_check(s.a);
@@ -252,6 +259,22 @@ static void test_run(void)
     mem_write(s.a, AT + 1, 5, 5);
     mem_check(s.b);
     rooms_break(&s.f, s.ra, AT + 1);
+    scene_end(&s);
+}
+
+/* Who waits does not wait for many mappings. */
+static void test_runs(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, ROOMS_SHARING)) {
+        return;
+    }
+    rooms_scatter(&s.f, s.ra, AT, 40, 2, 2);
+    h.protects = 0;
+    g_assert(follow_one(&s, s.rb, true) == 0);
+    g_assert(h.protects == 3);
+    g_assert(rooms_shared(&s.f) == PAGES);
     scene_end(&s);
 }
 
@@ -461,12 +484,20 @@ static void test_device(gconstpointer data)
     g_assert(gather(&s) == 0);
     g_assert(pieces_of(s.ra, AT, ALL) == PIECES);
     g_assert(rooms_shared(&s.f) == PAGES);
-    /* it is known to be there: nobody is held up */
-    h.inhibited = NULL;
+    /* what was tried is left alone for a while */
+    g_assert(s.ra->history[AT] == 0);
+    /* it is known to be there: nothing is copied for it */
+    h.inhibited = s.a->inhibited = NULL;
     h.busy = false;
-    g_assert(gather(&s) == 0);
+    s.a->busy = true;
+    rooms_age(&s.f, s.ra);
+    h.calls = 0;
+    h.fail_at = 1000;
+    g_assert(gather(&s) == 0 && h.calls == 0);
+    h.fail_at = 0;
     s.a->busy = false;
-    s.a->inhibited = NULL;
+    rooms_age(&s.f, s.ra);
+    g_assert(gather(&s) == ALL && follow(&s, true) == 0);
     /* the same for who is to follow */
     rooms_scatter(&s.f, s.rb, AT, 1, LEN, 0);
     h.busy = GPOINTER_TO_INT(data);
@@ -492,6 +523,13 @@ static void test_behind(void)
     scatter(&s, 2);
     g_assert(gather(&s) == ALL);
     g_assert(follow(&s, false) == ALL);
+    /* nor does he gather what is found elsewhere */
+    for (size_t page = 0; page < 512; ) {
+        unsigned tried;
+
+        page = gather_next(&s.f.gather, s.rb, page, 512, &tried);
+        g_assert(tried == 0);
+    }
     g_assert(rooms_shared(&s.f) == PAGES + ALL);
     g_assert(rooms_users(&s.f, s.ra->tag[AT]) == 1);
     g_assert(pieces_of(s.rb, AT, ALL) == PIECES);
@@ -580,6 +618,7 @@ static void test_pattern(void)
 static void test_calls_fail(void)
 {
     unsigned gathered = 0;
+    const KsmPool *pool;
     Scene s;
 
     if (!scene_start(&s, ROOMS_SHARING)) {
@@ -612,26 +651,46 @@ static void test_calls_fail(void)
         h.fail_at = fail_at;
     }
     g_assert(h.fail_at > 10 && gathered > 1);
+    h.fail_at = 0;
+    store_flush(s.f.content.store);
+    /* no slot is lost */
+    pool = store_local_pool(s.f.content.store);
+    g_assert(pool->top - pool->n_free == pool->shared);
     scene_end(&s);
 }
 
 /* As when a slot's memory fails: its content is not copied, nor read. */
 static void test_failed(void)
 {
+    char *slot;
     Scene s;
 
     if (!scene_start(&s, ROOMS_SHARING)) {
         return;
     }
     scatter(&s, 2);
-    g_assert(mprotect(rooms_slot(&s.f, s.ra->tag[AT + 20]), PAGE, PROT_NONE) ==
-             0);
+    slot = rooms_slot(&s.f, s.ra->tag[AT + 20]);
+    g_assert(mprotect(slot, PAGE, PROT_NONE) == 0);
     g_assert(gather(&s) == 0);
     g_assert(rooms_shared(&s.f) == PAGES);
-    rooms_scatter(&s.f, s.rb, AT, 2, LEN, 2);
-    g_assert(follow_one(&s, s.ra, true) == 0);
-    g_assert(mprotect(rooms_slot(&s.f, s.ra->tag[AT + 20]), PAGE, PROT_READ) ==
-             0);
+    g_assert(mprotect(slot, PAGE, PROT_READ) == 0);
+    /* others follow without it, whether it is the old one or the new one */
+    rooms_scatter(&s.f, s.rb, AT, 4, LEN, 2);
+    for (unsigned i = 0; i < 2; i++) {
+        KsmRegion *r = i ? s.rb : s.ra;
+        size_t page = AT + 9 + i * 10;
+
+        slot = rooms_slot(&s.f, r->tag[page]);
+        g_assert(mprotect(slot, PAGE, PROT_NONE) == 0);
+        follow_one(&s, s.ra, true);
+        g_assert(s.ra->tag[page] != s.rb->tag[page]);
+        g_assert(s.ra->tag[page - 1] == s.rb->tag[page - 1]);
+        g_assert(s.ra->tag[page + 1] == s.rb->tag[page + 1]);
+        g_assert(mprotect(slot, PAGE, PROT_READ) == 0);
+        rooms_scatter(&s.f, s.rb, AT, 4, LEN, 2);
+    }
+    g_assert(follow(&s, true) == 0);
+    g_assert(rooms_shared(&s.f) == PAGES);
     scene_end(&s);
 }
 
@@ -787,6 +846,7 @@ int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/gather/run", test_run);
+    g_test_add_func("/gather/runs", test_runs);
     g_test_add_func("/gather/age", test_age);
     g_test_add_func("/gather/next", test_next);
     g_test_add_func("/gather/pays", test_pays);

@@ -397,6 +397,24 @@ static void test_failed(void)
     scene_end(&s);
 }
 
+/* ... or a slot's: the page stays as it is. */
+static void test_slot_failed(void)
+{
+    char *slot;
+    Scene s;
+
+    if (!scene_start(&s, ROOMS_SHARING)) {
+        return;
+    }
+    write_equal(&s);
+    slot = rooms_slot(&s.f, s.ra->tag[OTHER + 3]);
+    g_assert(mprotect(slot, PAGE, PROT_NONE) == 0);
+    g_assert(rooms_rejoin(&s.f, s.ra, AT, RUN) == RUN - 1);
+    g_assert(page_state(s.ra, AT + 3) == PAGE_BROKEN);
+    g_assert(mprotect(slot, PAGE, PROT_READ) == 0);
+    scene_end(&s);
+}
+
 /* A saved page is worth so much, a run costs so much, and each mapping. */
 static void test_pays(void)
 {
@@ -587,6 +605,7 @@ int main(int argc, char **argv)
     g_test_add_func("/rejoin/map/gap", test_map_gap);
     g_test_add_func("/rejoin/calls", test_calls_fail);
     g_test_add_func("/rejoin/failed", test_failed);
+    g_test_add_func("/rejoin/slot", test_slot_failed);
     g_test_add_func("/rejoin/pays", test_pays);
     g_test_add_func("/rejoin/quiet", test_quiet);
     g_test_add_func("/rejoin/mappings", test_mappings);
