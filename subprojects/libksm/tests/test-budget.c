@@ -142,14 +142,19 @@ static void test_rhythm_pays(void)
     rhythm_begin(&m, 42, 1060 * S, 30 * S);
     rest_after(&m, 5 * MS, 900 * MS);
     g_assert(checks_at(&m, 1080 * S));
-    /* at once, and in the next one */
+    /* at once, and in the next one; if that pays there is no rest */
     rhythm_begin(&m, 43, 1080 * S + MS, 30 * S);
     g_assert(m.check);
-    rest_after(&m, 40 * MS, 80 * MS);
-    g_assert(checks_at(&m, 1120 * S + MS));
+    rest_after(&m, 40 * MS, 20 * MS);
     rhythm_begin(&m, 45, 1081 * S, S);
-    rest_after(&m, MS, 80 * MS);
-    g_assert(checks_at(&m, 1104 * S + MS));
+    rest_after(&m, MS, 20 * MS);
+    g_assert(checks_at(&m, 1140 * S + MS));
+    rhythm_begin(&m, 46, 1140 * S + MS, 30 * S);
+    rest_after(&m, 40 * MS, 21 * MS);
+    rhythm_begin(&m, 47, 1141 * S, S);
+    rest_after(&m, MS, 20 * MS);
+    rhythm_begin(&m, 49, 1142 * S, CALM_NS);
+    g_assert(m.check);
 }
 
 /* A rest is 3000 times what the pass took, or what is left of it by gains. */

@@ -39,9 +39,10 @@ static void check_judge(KsmRhythm *m, const PassYield *yield)
     if (m->judged < 2) {
         m->judged++;
         m->check_gain += yield->worth;
-        m->check_rest = m->check_cost * REST_SHARE *
-                        ((m->check_cost + 1.0) /
-                         (m->check_cost + m->check_gain + 1.0));
+        m->check_rest = m->check_gain > m->check_cost ? 0
+                        : m->check_cost * REST_SHARE *
+                          ((m->check_cost + 1.0) /
+                           (m->check_cost + m->check_gain + 1.0));
     }
 }
 
