@@ -28,7 +28,7 @@ static void scatter_piece(KsmRejoin *j, KsmRegion *r, size_t page,
                  0);
         store_hold(s, slot[i]);
     }
-    g_assert(rejoin_slots(j, r, page, len, slot) == len);
+    g_assert(rejoin_slots(j, r, page, len, slot, SIZE_MAX) == len);
     for (unsigned i = 0; i < len; i++) {
         content_publish(j->content, slot[i]);
     }

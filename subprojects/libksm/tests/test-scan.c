@@ -1083,7 +1083,7 @@ static void test_broken_churn(gconstpointer data)
     remaps = 0;
     prim.remap = count_remap;
     for (unsigned i = 0; i < rounds; i++) {
-        mem_fill_run(s.m, 64, 16, 65, 1);
+        mem_fill_run(s.m, 64, 400, 65, 1);
         util_passes(s.e, 5 * CHECK_PASSES);
         early = i == 9 ? remaps : early;
     }
@@ -1744,31 +1744,32 @@ static void test_broken_time(void)
     scene_end(&s);
 }
 
-/* Looks at a page written now until it is restored; 0: it is not. */
-static unsigned looks_needed(Scene *s)
+/* Looks at @n pages written now until they are restored; 0: they are not. */
+static unsigned looks_needed(Scene *s, unsigned n)
 {
     uint64_t written;
 
     g_assert(passes_until(s, 1024));
     written = s->e->scan.pass;
     restored.n = 0;
-    mem_fill_run(s->m, 64, 16, 65, 1);
+    mem_fill_run(s->m, 64, n, 65, 1);
     for (unsigned i = 0; i < 40 * CHECK_PASSES && !restored.n; i++) {
         util_passes(s->e, 1);
     }
-    g_assert(s->r->count[PAGE_BROKEN] == (restored.n ? 0 : 16));
+    g_assert(s->r->count[PAGE_BROKEN] == (restored.n ? 0 : n));
     return restored.n ? restored.at[0].pass / CHECK_PASSES -
                         written / CHECK_PASSES : 0;
 }
 
 /*
- * Looks double, up to 32, if what was restored was soon written again, and
- * halve if not.
+ * Looks double, up to 32, if half of a chunk was soon written again after it was
+ * restored; up to four if some of it was; and halve if not.
  */
 static void test_broken_backoff(void)
 {
     /* two say that it is quiet */
     static const unsigned looks[] = { 2, 2, 4, 8, 16, 32, 32 };
+    static const unsigned some[] = { 16, 8, 4, 4, 4 };
     KsmChunk *c;
     Scene s;
 
@@ -1779,14 +1780,20 @@ static void test_broken_backoff(void)
     prim.remap = note_remap;
     c = &s.r->chunk[0];
     for (unsigned i = 0; i < G_N_ELEMENTS(looks); i++) {
-        g_assert(looks_needed(&s) == looks[i]);
+        g_assert(looks_needed(&s, 400) == looks[i]);
     }
     /* as if broken for long: looks are counted up to 255 */
     for (unsigned i = 0; i < 2; i++) {
         c->calm = 255;
-        g_assert(looks_needed(&s) == 2);
-        g_assert(looks_needed(&s) == (16 >> i));
+        g_assert(looks_needed(&s, 400) == 2);
+        g_assert(looks_needed(&s, 400) == (16 >> i));
         c->restored -= 1;
+    }
+    c->restored = 5;
+    c->calm = 32;
+    looks_needed(&s, 16);
+    for (unsigned i = 0; i < G_N_ELEMENTS(some); i++) {
+        g_assert(looks_needed(&s, 16) == some[i]);
     }
     prim.remap = prim_real.remap;
     scene_end(&s);
@@ -3449,7 +3456,7 @@ static void test_broken_rare(void)
     prim.remap = count_remap;
     for (unsigned i = 0; i < 200; i++) {
         if (util_stats(s.e).pages_sharing == 1024) {
-            mem_fill_run(s.m, 64, 16, 65, 1);
+            mem_fill_run(s.m, 64, 400, 65, 1);
             rounds++;
         }
         clock_ns += 30 * SECOND;

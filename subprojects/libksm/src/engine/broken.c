@@ -13,7 +13,8 @@
 #include "engine/broken.h"
 #include "merge/quiet.h"
 
-#define BACKOFF_MAX     5u      /* log2 of looks */
+#define BACKOFF_MAX     5u      /* log2 of looks ... */
+#define BACKOFF_SOME    2u      /* ... if only some pages are written again */
 
 /* The content of a page is known: what is it equal to? */
 static void page_match(KsmEngine *e, KsmRegion *r, size_t page,
@@ -117,22 +118,26 @@ static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
     return true;
 }
 
+/* What came of a chunk. */
+typedef struct Done {
+    bool restored;              /* some pages were */
+    bool tried, rejoined;       /* ... or were to be merged as they are; and are */
+    bool doubtful;              /* others were not, for busier times' costs */
+} Done;
+
 /* False: nobody was held up for it. */
-static bool rejoin(KsmEngine *e, KsmRegion *r, size_t page, unsigned n)
+static bool rejoin(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
+                   Done *done)
 {
     bool tried = false;
     unsigned merged = rejoin_pages(&e->rejoin, r, page, n, &tried);
 
     e->total.merged += merged;
     r->merged += merged;
+    done->tried |= tried;
+    done->rejoined |= merged > 0;
     return tried;
 }
-
-/* What came of a chunk. */
-typedef struct Done {
-    bool restored, rejoined;    /* some pages were, or it was tried */
-    bool doubtful;              /* others were not, for busier times' costs */
-} Done;
 
 /*
  * The run of a page that is quiet, and equal to something: restored, as @run
@@ -147,9 +152,7 @@ static unsigned run_restore(KsmEngine *e, KsmRegion *r, size_t page,
 
     if (run.n) {
         done->restored |= restore(e, r, page, run.n, true);
-    } else if (n && rejoin(e, r, page, n)) {
-        done->rejoined = true;
-    } else if (!done->doubtful) {
+    } else if ((!n || !rejoin(e, r, page, n, done)) && !done->doubtful) {
         /* if it could be rejoined but for its slots, that costs little enough */
         done->doubtful = quiet_run(&costs_guess, r, page, end, zero).n ||
                          (!n && quiet_rejoins(&costs_guess, r, page, end,
@@ -233,11 +236,32 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
     return done;
 }
 
+/*
+ * Some of it was restored or rejoined, or it was tried: how long is it until
+ * more may be?  If the last time was long ago it may be sooner the next.
+ */
+static void chunk_wait(KsmEngine *e, KsmChunk *c, bool in_vain)
+{
+    unsigned soonest = (QUIET_LOOKS + 1) * e->scan.rhythm.looks;
+    unsigned merged = c->mapped - c->broken + c->soon + c->later;
+    bool half = 2 * c->soon > merged;
+    unsigned max = half || in_vain ? BACKOFF_MAX : BACKOFF_SOME;
+
+    if (c->calm >= MAX(4u << c->restored, soonest)) {
+        c->restored -= c->restored > 0;
+    } else if (c->restored < max) {
+        c->restored++;
+    } else {
+        c->restored -= c->restored > max;
+    }
+    c->calm = 0;
+    c->soon = c->later = 0;
+}
+
 bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
                  const uint8_t *kinds)
 {
     KsmChunk *c = &r->chunk[chunk];
-    unsigned soonest = (QUIET_LOOKS + 1) * e->scan.rhythm.looks;
     uint64_t cpu = prim.cpu_ns();
     Done done;
 
@@ -253,11 +277,8 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
     }
     cpu = prim.cpu_ns();
     done = chunk_restore(e, r, chunk, kinds);
-    if (done.restored || done.rejoined) {
-        c->restored = c->calm < MAX(4u << c->restored, soonest)
-                      ? MIN(c->restored + 1, BACKOFF_MAX)
-                      : c->restored - (c->restored > 0);
-        c->calm = 0;
+    if (done.restored || done.tried) {
+        chunk_wait(e, c, !done.restored && !done.rejoined);
         e->scan.again = true;
     }
     e->total.merge_time += prim.cpu_ns() - cpu;

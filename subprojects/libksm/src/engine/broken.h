@@ -15,12 +15,24 @@
  * mapping, equal to something or not: it becomes part of what is around it.
  *
  * If pages that were restored or merged again are written, their chunk waits,
- * twice as long each time, up to 32 looks, or four minutes.
+ * twice as long each time: up to four looks, or half a minute; and if half of what
+ * is merged there is written again as soon as that, up to 32, or four minutes.
  */
 #ifndef KSM_BROKEN_H
 #define KSM_BROKEN_H
 
 #include "engine/state.h"
+
+/* What is merged should stay so for so many looks. */
+#define LIFE_LOOKS  4u
+
+/* A merged page of the chunk was written. */
+static inline void broken_count(KsmChunk *c)
+{
+    uint16_t *n = c->calm < LIFE_LOOKS ? &c->soon : &c->later;
+
+    *n = MIN(*n + 1, UINT16_MAX);
+}
 
 /*
  * Looks at the chunk's broken pages, if it is time.  @kinds: what their page

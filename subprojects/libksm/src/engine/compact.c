@@ -54,7 +54,7 @@ static void credit_earn(KsmEngine *e, size_t merged)
     if (earned / CREDIT_SHARE > merged / CREDIT_LEAST) {
         c->merged = e->total.merged;
         c->credit += earned / CREDIT_SHARE;
-        c->vain = 0;
+        c->tries = 0;
     }
     c->credit = MIN(c->credit, merged / CREDIT_MOST);
 }
@@ -75,7 +75,7 @@ static bool sweep_start(KsmEngine *e)
 
     c->due = prim.now_ns() + SWEEP_NS;
     c->spent = c->moving = c->gathered = 0;
-    c->runs = runs_merged(e);
+    c->gone = 0;
     c->skipped = false;
     credit_earn(e, merged);
     if (tight) {
@@ -93,23 +93,22 @@ static bool sweep_start(KsmEngine *e)
 
 static void gather_end(KsmCompact *c)
 {
-    if (c->gathered || c->behind) {
-        c->vain = c->gathered ? 0 : c->vain + 1;
-        sweep_begin(c, COMPACT_FOLLOW);
-        return;
+    c->vain = c->gathered ? 0 : c->vain + 1;
+    c->tries = c->gathered ? 0 : c->tries + !c->skipped;
+    if (c->tries >= VAIN_MOST) {
+        c->credit = 0;
     }
-    c->vain += !c->skipped;
-    c->phase = COMPACT_REST;
+    if (c->gathered || c->behind) {
+        sweep_begin(c, COMPACT_FOLLOW);
+    } else {
+        c->phase = COMPACT_REST;
+    }
 }
 
 /* Were the mappings that went worth it? */
-static void sweep_judge(KsmEngine *e)
+static void sweep_judge(KsmCompact *c)
 {
-    KsmCompact *c = &e->compact;
-    uint64_t runs = runs_merged(e);
-    uint64_t gone = c->runs - MIN(runs, c->runs);
-
-    if (gone * MAPPING_WORTH_NS >= c->moving) {
+    if (c->gone > 0 && c->gone * MAPPING_WORTH_NS >= c->moving) {
         c->doubt -= c->doubt > 0;
         return;
     }
@@ -120,40 +119,31 @@ static void sweep_judge(KsmEngine *e)
     }
 }
 
-static void follow_end(KsmEngine *e)
+static void follow_end(KsmCompact *c)
 {
-    KsmCompact *c = &e->compact;
-
-    if (c->gathered) {
-        sweep_judge(e);
-    } else if (c->missed && c->missed >= c->behind) {
-        c->vain++;
+    if (c->gathered && c->moving) {
+        sweep_judge(c);
     }
+    c->stuck = c->missed && c->missed >= c->behind ? c->stuck + 1 : 0;
     c->behind = c->missed;
     c->phase = COMPACT_REST;
 }
 
-static void sweep_end(KsmEngine *e)
+/* Rests are longer where nothing comes of sweeps. */
+static void sweep_end(KsmCompact *c)
 {
-    KsmCompact *c = &e->compact;
-    uint64_t rest;
+    unsigned vain;
 
     if (c->phase == COMPACT_GATHER) {
         gather_end(c);
     } else {
-        follow_end(e);
+        follow_end(c);
     }
-    if (c->phase != COMPACT_REST) {
-        return;
+    if (c->phase == COMPACT_REST) {
+        vain = MAX(c->vain - MIN(c->vain, VAIN_MOST), c->stuck);
+        c->due = prim.now_ns() + (MAX(SWEEP_NS, c->spent * REST_SHARE)
+                                  << MIN(vain, BACKOFF_MAX));
     }
-    if (c->vain >= VAIN_MOST) {
-        c->credit = 0;
-    }
-    rest = MAX(SWEEP_NS, c->spent * REST_SHARE);
-    if (c->behind && !c->credit) {
-        rest <<= MIN(c->vain, BACKOFF_MAX);
-    }
-    c->due = prim.now_ns() + rest;
 }
 
 static bool may_be_moved(KsmRegion *r)
@@ -219,7 +209,7 @@ static void sweep_step(KsmEngine *e)
         size_t chunk;
 
         if (!directory_next(&e->dir, &c->id)) {
-            sweep_end(e);
+            sweep_end(c);
             return;
         }
         c->page = c->id == id ? c->page : 0;
@@ -246,17 +236,21 @@ bool compact_step(KsmEngine *e)
 {
     KsmCompact *c = &e->compact;
     bool rests = c->phase == COMPACT_REST;
-    uint64_t cpu, moved = e->gather.moved;
+    uint64_t cpu, moved = e->gather.moved, runs;
 
     if (!e->run || e->uffd_wp < 0 || (rests && prim.now_ns() < c->due) ||
         !store_gives_up(e->content.store) || (rests && !sweep_start(e))) {
         return false;
     }
+    runs = runs_merged(e);
     cpu = prim.cpu_ns();
     sweep_step(e);
     cpu = prim.cpu_ns() - cpu;
+    if (e->gather.moved > moved) {
+        c->gone += (int64_t)(runs - runs_merged(e));
+        c->moving += cpu;
+    }
     c->spent += cpu;
-    c->moving += e->gather.moved > moved ? cpu : 0;
     e->total.merge_time += cpu;
     return c->phase != COMPACT_REST;
 }

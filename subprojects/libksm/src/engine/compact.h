@@ -9,7 +9,8 @@
  *
  * It ends, though two runs may take pages from each other for ever: merging
  * earns credit, so that there is at most a page gathered for every CREDIT_SHARE
- * merged, and after some sweeps that found nothing what is left of it is void.
+ * merged; after some sweeps that found nothing what is left of it is void, and
+ * the next ones come ever less often.
  * What others gain or lose was only expected: so what came of a sweep is counted,
  * and where mappings that went were not worth its CPU time the next one does a
  * quarter of that, or nothing before there is new credit.

@@ -107,14 +107,16 @@ typedef struct KsmCompact {
     uint64_t due;           /* ns: until then it rests */
     uint64_t spent;         /* ns of CPU, in this sweep ... */
     uint64_t moving;        /* ... in steps that moved pages */
-    uint64_t runs;          /* mappings of the pool when it began */
+    int64_t gone;           /* mappings that those took */
     unsigned doubt;         /* log2: by that less is gathered in one */
     uint64_t merged;        /* the engine's total that credit is for */
     size_t credit;          /* pages that may be gathered */
     size_t gathered;        /* in this sweep */
     size_t behind;          /* pages that did not follow in the last one */
     size_t missed;          /* ... so far in this one */
-    unsigned vain;          /* sweeps in a row in which nothing was to be done */
+    unsigned tries;         /* sweeps for this credit that gathered nothing */
+    unsigned vain;          /* ... in a row, for whatever credit */
+    unsigned stuck;         /* ... nor anybody followed who is behind */
     bool skipped;           /* some chunks were not asked, in this one */
 } KsmCompact;
 

@@ -8,6 +8,7 @@
 #include "base/prim.h"
 #include "base/tsan.h"
 #include "engine/ages.h"
+#include "engine/broken.h"
 #include "engine/classify.h"
 #include "engine/loose.h"
 #include "engine/tail.h"
@@ -29,6 +30,7 @@ static bool page_skip(KsmEngine *e, KsmRegion *r, size_t page)
 static void page_broke(KsmEngine *e, KsmRegion *r, size_t page)
 {
     content_leave(&e->content, r, page, PAGE_BROKEN);
+    broken_count(page_chunk(r, page));
     r->cow_broken++;
     e->total.cow_broken++;
 }

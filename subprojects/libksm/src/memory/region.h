@@ -112,6 +112,9 @@ typedef struct KsmChunk {
     uint16_t again;     /* pages with PAGE_AGAIN */
     uint16_t kernel;    /* pages KERNEL */
     uint16_t runs;      /* mappings of the pool in this chunk */
+    uint16_t soon;      /* merged pages written, some looks after others were
+                           restored at most ... */
+    uint16_t later;     /* ... and after that */
     uint16_t lazy;      /* FREED and populated when seen: chunk_set_lazy() */
     uint16_t tried;     /* gain when merging was last refused */
     uint16_t flags;
@@ -131,7 +134,6 @@ typedef struct KsmChunk {
     uint8_t yield;      /* 0 to 255: how much was merged here lately */
     uint8_t calm;       /* looks, see rhythm.h, since the last restoring */
     uint8_t restored;   /* log2 of the looks until more may be */
-    uint16_t rebroken;  /* merged pages that were written since then */
     uint8_t tail_scan;  /* low bits of the kernel's scans when it was */
     uint8_t tail_vain;  /* passes in which it merged nothing there; or,
                            before, that it was held back */

@@ -13,6 +13,7 @@
 #define AT_ONCE     128u    /* whose writers wait while they are compared */
 #define RUNS_ONCE   16u     /* ... and mapped */
 #define PREFETCH    8u      /* pages ahead */
+#define USERS_FEW   16u     /* more are not asked to follow */
 /* Of the users that a slot may have, those of two are not to be more. */
 #define ROOM(max)   ((max) - (max) / 4)
 
@@ -150,6 +151,8 @@ static unsigned piece_at(const KsmGather *g, const Stretch *t, size_t page,
         slot_prefetch(g, r, page + n + PREFETCH);
         if (slot == SLOT_NONE || r->history[page + n] < GATHER_AGE ||
             (n && slot != r->tag[page] + n) || !is_found(g, slot) ||
+            store_users(store_of(g), slot) >
+            MIN(USERS_FEW, ROOM(g->max_sharing)) ||
             has_slot(t, slot)) {
             break;
         }
@@ -186,22 +189,21 @@ static bool stretch_pays(const KsmGather *g, const Stretch *t)
 
 /* --- and is --- */
 
-/* Is all of it in memory, and may be replaced as far as is known now? */
-static bool is_at_hand(const KsmGather *g, KsmRegion *r, size_t page,
-                       unsigned n)
+/* Pages from @page on, up to @n, in memory, that may be replaced for all we know. */
+static unsigned at_hand(const KsmGather *g, KsmRegion *r, size_t page,
+                        unsigned n)
 {
     uint8_t kinds[CHUNK_PAGES];
+    unsigned i = 0;
 
     if (region_busy(r, page_addr(r, page), n * PAGE_BYTES) ||
         kinds_ask(g->kinds, page_addr(r, page), n, KINDS_FAST, kinds) < 0) {
-        return false;
+        return 0;
     }
-    for (unsigned i = 0; i < n; i++) {
-        if (!(kinds[i] & PM_PRESENT)) {
-            return false;
-        }
+    while (i < n && (kinds[i] & PM_PRESENT)) {
+        i++;
     }
-    return vmas_free(g->rejoin->vmas) >= 2 * VMAS_FEW;
+    return i;
 }
 
 /* Slots for the first pages, if not for all; false: there are none. */
@@ -275,7 +277,8 @@ static void stretch_move(KsmGather *g, Stretch *t)
     }
     for (unsigned i = 0; i < t->n; i += AT_ONCE) {
         g->moved += rejoin_slots(g->rejoin, t->r, t->page + i,
-                                 MIN(AT_ONCE, t->n - i), t->slot + i);
+                                 MIN(AT_ONCE, t->n - i), t->slot + i,
+                                 vmas_free(g->rejoin->vmas));
     }
     for (unsigned i = 0; i < t->n; i++) {
         if (page_state(t->r, t->page + i) == PAGE_MERGED &&
@@ -287,7 +290,8 @@ static void stretch_move(KsmGather *g, Stretch *t)
 
 static void stretch_gather(KsmGather *g, Stretch *t)
 {
-    if (!is_at_hand(g, t->r, t->page, t->n) || !slots_take(g, t)) {
+    if (vmas_free(g->rejoin->vmas) < 2 * VMAS_FEW ||
+        at_hand(g, t->r, t->page, t->n) < t->n || !slots_take(g, t)) {
         return;
     }
     /* again, as they may be fewer */
@@ -322,6 +326,7 @@ static bool has_room(const KsmGather *g, uint32_t slot, uint32_t to)
     KsmStore *s = store_of(g);
 
     return !store_full(s, to) && store_repeated(s, to) == SLOT_NONE &&
+           store_users(s, slot) <= USERS_FEW &&
            store_users(s, slot) + store_users(s, to) <= ROOM(g->max_sharing);
 }
 
@@ -401,7 +406,7 @@ static void slots_drop(const KsmGather *g, const uint32_t *slot, unsigned n)
 static unsigned next_take(const KsmGather *g, const KsmRegion *r, size_t page,
                           size_t end, uint32_t *slot)
 {
-    unsigned n = 0, runs = 0, equal;
+    unsigned n = 0, runs = 0;
 
     while (n < AT_ONCE && page + n < end) {
         slot_prefetch(g, r, page + n + PREFETCH);
@@ -412,9 +417,28 @@ static unsigned next_take(const KsmGather *g, const KsmRegion *r, size_t page,
         }
         store_hold(store_of(g), slot[n++]);
     }
-    equal = n ? count_equal(g, r->tag + page, slot, n) : 0;
+    return n;
+}
+
+/*
+ * The first of @n pages that may, and are what their slots are; then comes one
+ * that is not in memory, and is behind, or that is not equal to its slot, and has
+ * nothing to follow.  Returns how many are done with.
+ */
+static unsigned pages_follow(KsmGather *g, KsmRegion *r, size_t page,
+                             const uint32_t *slot, unsigned n, size_t *behind)
+{
+    unsigned hand = at_hand(g, r, page, n), moved = 0;
+    unsigned equal = hand ? count_equal(g, r->tag + page, slot, hand) : 0;
+
     slots_drop(g, slot + equal, n - equal);
-    return equal;
+    if (equal) {
+        moved = rejoin_slots(g->rejoin, r, page, equal, slot,
+                             vmas_left(g->rejoin->vmas));
+    }
+    g->moved += moved;
+    *behind += equal - moved + (equal == hand && hand < n);
+    return MIN(equal + 1, n);
 }
 
 size_t gather_follow(KsmGather *g, KsmRegion *r, size_t page, size_t end,
@@ -426,14 +450,10 @@ size_t gather_follow(KsmGather *g, KsmRegion *r, size_t page, size_t end,
     while (!n && ++page < end) {
         n = next_take(g, r, page, end, slot);
     }
-    *behind += n;
-    if (n && may && is_at_hand(g, r, page, n)) {
-        unsigned moved = rejoin_slots(g->rejoin, r, page, n, slot);
-
-        g->moved += moved;
-        *behind -= moved;
-    } else {
-        slots_drop(g, slot, n);
+    if (n && may) {
+        return page + pages_follow(g, r, page, slot, n, behind);
     }
+    slots_drop(g, slot, n);
+    *behind += n;
     return page + n;
 }

@@ -275,17 +275,12 @@ static bool is_ready(const Rejoining *g)
     return may_be_replaced(g) && read_in(g);
 }
 
-/* Their number; slots are dropped that are not mapped then. */
-static unsigned carry_out(KsmRejoin *j, Rejoining *g)
+/* Their number, and of *@runs; slots are dropped that are not mapped then. */
+static unsigned carry_out(KsmRejoin *j, Rejoining *g, unsigned *runs)
 {
-    KsmCosts *c = j->costs;
-    unsigned runs, merged;
-    uint64_t t = prim.cpu_ns();
+    unsigned merged;
 
-    runs = replace(j, g);
-    t = prim.cpu_ns() - t;
-    cost_average(&c->rejoin_ns,
-                 t - MIN(t, runs * c->map_ns + g->n * REJOIN_PAGE_NS));
+    *runs = replace(j, g);
     merged = account(j, g);
     warm(g);
     return merged;
@@ -295,6 +290,9 @@ unsigned rejoin_pages(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n,
                       bool *tried)
 {
     Rejoining g = { .r = r, .page = page, .n = n };
+    KsmCosts *c = j->costs;
+    unsigned runs, merged;
+    uint64_t t;
 
     if (j->cut->shortest) {
         return 0;
@@ -306,19 +304,24 @@ unsigned rejoin_pages(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n,
         return 0;
     }
     *tried = true;
-    return carry_out(j, &g);
+    t = prim.cpu_ns();
+    merged = carry_out(j, &g, &runs);
+    t = prim.cpu_ns() - t;
+    cost_average(&c->rejoin_ns,
+                 t - MIN(t, runs * c->map_ns + g.n * REJOIN_PAGE_NS));
+    return merged;
 }
 
 unsigned rejoin_slots(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n,
-                      const uint32_t *slot)
+                      const uint32_t *slot, size_t left)
 {
     Rejoining g = { .r = r, .page = page, .n = n };
+    unsigned runs;
 
     memcpy(g.slot, slot, n * sizeof(*slot));
-    /* there are mostly fewer mappings then, so it may use up those of others */
-    if (!has_mappings(&g, vmas_free(j->vmas)) || !is_ready(&g)) {
+    if (!has_mappings(&g, left) || !is_ready(&g)) {
         slots_drop(j, &g);
         return 0;
     }
-    return carry_out(j, &g);
+    return carry_out(j, &g, &runs);
 }

@@ -54,9 +54,10 @@ unsigned rejoin_pages(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n,
 /*
  * Pages [page, page + n) of a chunk, MERGED, of a region that has a busy op, map
  * @slot[], of each of which a user was taken for its page: what is equal, and
- * may be replaced now.  Users of the others are dropped.  Returns how many do.
+ * may be replaced now, with @left mappings.  Users of the others are dropped.
+ * Returns how many do.
  */
 unsigned rejoin_slots(KsmRejoin *j, KsmRegion *r, size_t page, unsigned n,
-                      const uint32_t *slot);
+                      const uint32_t *slot, size_t left);
 
 #endif
