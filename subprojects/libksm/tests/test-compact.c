@@ -237,8 +237,8 @@ static void test_share(void)
     g_assert(s.e->compact.doubt == 2);
     prim.cpu_ns = cpu_cheap;
     later(&s, 31);
-    /* 128 pages, and what was begun */
-    g_assert(pieces_of(s.ra, 20) == 1 && pieces_of(s.ra, 260) == 1);
+    /* 128 pages, and what was begun; some in free slots, as far as those go */
+    g_assert(pieces_of(s.ra, 20) <= 2 && pieces_of(s.ra, 260) == 1);
     g_assert(pieces_of(s.ra, 380) == PIECES);
     g_assert(s.e->compact.doubt == 1);
     s.e->compact.credit = 1000;

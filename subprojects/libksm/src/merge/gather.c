@@ -310,10 +310,13 @@ size_t gather_next(KsmGather *g, KsmRegion *r, size_t page, size_t end,
 
     *tried = 0;
     if (stretch_pays(g, &t)) {
-        *tried = t.n;
+        unsigned all = t.n;
+
         stretch_gather(g, &t);
         /* what could not be is as if it was merged now, as what was is */
-        memset(r->history + page, 0, *tried);
+        memset(r->history + page, 0, t.n);
+        *tried = t.n;
+        n = t.n < all ? t.n : n;    /* there were not as many slots */
     }
     return page + MAX(n, 1);
 }
