@@ -46,6 +46,7 @@ TEST_FLOORS = {
     "twins": "engine",
     "prop": "engine",
     "prop-watch": "engine",
+    "scatter": "merge",
     "stores": "engine",
     "support": "engine",
     "system": "engine",
