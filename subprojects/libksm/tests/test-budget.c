@@ -150,9 +150,9 @@ static void test_rhythm_pays(void)
     rest_after(&m, MS, 20 * MS);
     g_assert(checks_at(&m, 1140 * S + MS));
     rhythm_begin(&m, 46, 1140 * S + MS, 30 * S);
-    rest_after(&m, 40 * MS, 21 * MS);
+    rest_after(&m, 400 * MS, 201 * MS);
     rhythm_begin(&m, 47, 1141 * S, S);
-    rest_after(&m, MS, 20 * MS);
+    rest_after(&m, MS, 200 * MS);
     rhythm_begin(&m, 49, 1142 * S, CALM_NS);
     g_assert(m.check);
 }

@@ -450,6 +450,26 @@ static void test_inhibited(void)
     scene_end(&s);
 }
 
+/* What a device keeps from moving says nothing of what it would be worth. */
+static void test_refused(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, &mem_ops)) {
+        return;
+    }
+    scatter(&s, AT);
+    s.a->busy = s.b->busy = true;
+    for (unsigned i = 0; i < 3; i++) {
+        later(&s, 31);
+    }
+    g_assert(pieces_of(s.ra, AT) == PIECES);
+    g_assert(s.e->compact.gathered == 0 || s.e->compact.moving == 0);
+    g_assert(s.e->compact.doubt == 2 && s.e->compact.credit > 0);
+    s.a->busy = s.b->busy = false;
+    scene_end(&s);
+}
+
 /* A region goes in the middle of it. */
 static void test_removed(void)
 {
@@ -493,6 +513,7 @@ int main(int argc, char **argv)
                          test_never);
     g_test_add_func("/compact/tight", test_tight);
     g_test_add_func("/compact/inhibited", test_inhibited);
+    g_test_add_func("/compact/refused", test_refused);
     g_test_add_func("/compact/removed", test_removed);
     return g_test_run();
 }

@@ -562,6 +562,41 @@ static void test_full(void)
     scene_end(&s);
 }
 
+/* What many have stays where it is, and so do they. */
+static void test_many(void)
+{
+    uint32_t slot;
+    Scene s;
+
+    if (!scene_start(&s, ROOMS_SHARING)) {
+        return;
+    }
+    scatter(&s, 2);
+    slot = s.ra->tag[AT + 11];
+    s.f.costs.rejoin_ns = s.f.costs.map_ns = 0;
+    for (unsigned i = 0; i < 15; i++) {
+        mem_fill(s.b, 600 + 2 * i, 1 + AT + 11);
+        rooms_quiet(&s.f, s.rb, 600 + 2 * i, 1);
+        g_assert(rooms_rejoin(&s.f, s.rb, 600 + 2 * i, 1) == 1);
+    }
+    g_assert(rooms_users(&s.f, slot) == 17);
+    g_assert(gather(&s) >= ALL - 12);
+    g_assert(s.ra->tag[AT + 11] == slot);
+    g_assert(pieces_of(s.ra, AT + 12, ALL - 12) == 1);
+    /* sixteen follow, where seventeen did not */
+    mem_fill(s.b, 700, 1 + AT + 11);
+    rooms_quiet(&s.f, s.rb, 700, 1);
+    g_assert(rooms_rejoin(&s.f, s.rb, 700, 1) == 1);
+    rooms_scatter(&s.f, s.ra, AT + 11, 1, 1, 0);
+    g_assert(follow(&s, true) == 0);
+    g_assert(rooms_users(&s.f, slot) == 17);
+    mem_write(s.b, 700, 5, 5);
+    rooms_break(&s.f, s.rb, 700);
+    g_assert(follow(&s, true) == 0);
+    g_assert(rooms_users(&s.f, s.ra->tag[AT + 11]) == 17);
+    scene_end(&s);
+}
+
 /* A tag is no content: slots that only have that in common stay what they are. */
 static void test_mistaken(void)
 {
@@ -660,6 +695,13 @@ static void test_calls_fail(void)
     scene_end(&s);
 }
 
+/* It cannot be read, nor has been. */
+static void slot_fail(char *slot)
+{
+    g_assert(mprotect(slot, PAGE, PROT_NONE) == 0);
+    g_assert(madvise(slot, PAGE, MADV_DONTNEED) == 0);
+}
+
 /* As when a slot's memory fails: its content is not copied, nor read. */
 static void test_failed(void)
 {
@@ -671,7 +713,7 @@ static void test_failed(void)
     }
     scatter(&s, 2);
     slot = rooms_slot(&s.f, s.ra->tag[AT + 20]);
-    g_assert(mprotect(slot, PAGE, PROT_NONE) == 0);
+    slot_fail(slot);
     g_assert(gather(&s) == 0);
     g_assert(rooms_shared(&s.f) == PAGES);
     g_assert(mprotect(slot, PAGE, PROT_READ) == 0);
@@ -682,7 +724,7 @@ static void test_failed(void)
         size_t page = AT + 9 + i * 10;
 
         slot = rooms_slot(&s.f, r->tag[page]);
-        g_assert(mprotect(slot, PAGE, PROT_NONE) == 0);
+        slot_fail(slot);
         follow_one(&s, s.ra, true);
         g_assert(s.ra->tag[page] != s.rb->tag[page]);
         g_assert(s.ra->tag[page - 1] == s.rb->tag[page - 1]);
@@ -737,7 +779,7 @@ static void test_found(void)
     mem_gone(s.a, AT, ALL);
     g_assert(!rooms_finds(&s.f, tag));
     slot = rooms_slot(&s.f, s.rb->tag[AT]);
-    g_assert(mprotect(slot, PAGE, PROT_NONE) == 0);
+    slot_fail(slot);
     g_assert(follow(&s, true) == 0);
     g_assert(!rooms_finds(&s.f, tag));
     g_assert(rooms_finds(&s.f, store_tag(s.f.content.store,
@@ -863,6 +905,7 @@ int main(int argc, char **argv)
                          test_device);
     g_test_add_func("/gather/behind", test_behind);
     g_test_add_func("/gather/full", test_full);
+    g_test_add_func("/gather/many", test_many);
     g_test_add_func("/gather/mistaken", test_mistaken);
     g_test_add_func("/gather/pattern", test_pattern);
     g_test_add_func("/gather/calls", test_calls_fail);

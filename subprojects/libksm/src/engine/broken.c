@@ -256,6 +256,7 @@ static void chunk_wait(KsmEngine *e, KsmChunk *c, bool in_vain)
     }
     c->calm = 0;
     c->soon = c->later = 0;
+    c->restored_at = e->scan.rhythm.all_looks;
 }
 
 bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,

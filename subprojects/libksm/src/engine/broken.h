@@ -26,10 +26,12 @@
 /* What is merged should stay so for so many looks. */
 #define LIFE_LOOKS  4u
 
-/* A merged page of the chunk was written. */
-static inline void broken_count(KsmChunk *c)
+/* A merged page of the chunk was written; when is known by looks only. */
+static inline void broken_count(const KsmEngine *e, KsmChunk *c)
 {
-    uint16_t *n = c->calm < LIFE_LOOKS ? &c->soon : &c->later;
+    const KsmRhythm *m = &e->scan.rhythm;
+    uint16_t looks = m->all_looks - c->restored_at;
+    uint16_t *n = looks < MAX(LIFE_LOOKS, 3 * m->looks) ? &c->soon : &c->later;
 
     *n = MIN(*n + 1, UINT16_MAX);
 }

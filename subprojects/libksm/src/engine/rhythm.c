@@ -25,6 +25,7 @@ void rhythm_begin(KsmRhythm *m, uint64_t pass, uint64_t now, uint64_t since)
     if (m->check) {
         m->looks = CLAMP((now - m->checked) / LOOK_NS, 1, LOOKS_MAX);
         m->checked = now;
+        m->all_looks += m->looks;
     }
 }
 

@@ -28,6 +28,7 @@
 typedef struct KsmRhythm {
     bool check;             /* merged pages are looked at in this pass ... */
     unsigned looks;         /* ... which counts as so many looks */
+    uint16_t all_looks;     /* low bits of their number, ever */
     uint64_t checked;       /* ns; when they were looked at */
     uint64_t check_rest;    /* ns for which that is enough */
     uint64_t check_cost;    /* ns of that pass ... */

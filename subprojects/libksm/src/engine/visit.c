@@ -30,7 +30,7 @@ static bool page_skip(KsmEngine *e, KsmRegion *r, size_t page)
 static void page_broke(KsmEngine *e, KsmRegion *r, size_t page)
 {
     content_leave(&e->content, r, page, PAGE_BROKEN);
-    broken_count(page_chunk(r, page));
+    broken_count(e, page_chunk(r, page));
     r->cow_broken++;
     e->total.cow_broken++;
 }

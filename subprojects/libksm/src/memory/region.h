@@ -112,9 +112,9 @@ typedef struct KsmChunk {
     uint16_t again;     /* pages with PAGE_AGAIN */
     uint16_t kernel;    /* pages KERNEL */
     uint16_t runs;      /* mappings of the pool in this chunk */
-    uint16_t soon;      /* merged pages written, some looks after others were
-                           restored at most ... */
-    uint16_t later;     /* ... and after that */
+    uint16_t restored_at;       /* low bits of the number of looks by then */
+    uint16_t soon;      /* merged pages written some looks after that, at most */
+    uint16_t later;     /* ... and others */
     uint16_t lazy;      /* FREED and populated when seen: chunk_set_lazy() */
     uint16_t tried;     /* gain when merging was last refused */
     uint16_t flags;
