@@ -236,16 +236,22 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
     return done;
 }
 
+/* Was half of what was merged there written soon?  Before more of it is. */
+static bool chunk_is_hot(const KsmChunk *c)
+{
+    unsigned merged = c->mapped - c->broken + c->soon + c->later;
+
+    return 2 * c->soon > merged;
+}
+
 /*
  * Some of it was restored or rejoined, or it was tried: how long is it until
  * more may be?  If the last time was long ago it may be sooner the next.
  */
-static void chunk_wait(KsmEngine *e, KsmChunk *c, bool in_vain)
+static void chunk_wait(KsmEngine *e, KsmChunk *c, bool long_wait)
 {
     unsigned soonest = (QUIET_LOOKS + 1) * e->scan.rhythm.looks;
-    unsigned merged = c->mapped - c->broken + c->soon + c->later;
-    bool half = 2 * c->soon > merged;
-    unsigned max = half || in_vain ? BACKOFF_MAX : BACKOFF_SOME;
+    unsigned max = long_wait ? BACKOFF_MAX : BACKOFF_SOME;
 
     if (c->calm >= MAX(4u << c->restored, soonest)) {
         c->restored -= c->restored > 0;
@@ -264,6 +270,7 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
 {
     KsmChunk *c = &r->chunk[chunk];
     uint64_t cpu = prim.cpu_ns();
+    bool hot;
     Done done;
 
     if (!c->broken || !e->scan.rhythm.check) {
@@ -277,9 +284,10 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
         return false;
     }
     cpu = prim.cpu_ns();
+    hot = chunk_is_hot(c);
     done = chunk_restore(e, r, chunk, kinds);
     if (done.restored || done.tried) {
-        chunk_wait(e, c, !done.restored && !done.rejoined);
+        chunk_wait(e, c, hot || (!done.restored && !done.rejoined));
         e->scan.again = true;
     }
     e->total.merge_time += prim.cpu_ns() - cpu;

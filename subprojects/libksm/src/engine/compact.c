@@ -15,7 +15,7 @@
 #define BEHIND_MOST     64u     /* behind when another one begins */
 #define CREDIT_LEAST    128u    /* ... for which one is made */
 #define VAIN_MOST       (GATHER_AGE + 1)    /* sweeps until credit is void */
-#define BACKOFF_MAX     6u      /* log2, of the wait for who is behind */
+#define BACKOFF_MAX     6u      /* log2, of rests after sweeps in vain */
 #define DOUBT_FIRST     2u      /* log2, of what sweeps gather less ... */
 #define DOUBT_MORE      2u      /* ... after one that has not paid ... */
 #define DOUBT_MAX       4u      /* ... and then credit is void */
@@ -81,7 +81,8 @@ static bool sweep_start(KsmEngine *e)
     if (tight) {
         return false;       /* what is read may have been swapped out */
     }
-    if (c->credit > merged / CREDIT_LEAST && all && c->behind <= merged / BEHIND_MOST) {
+    if (c->credit > merged / CREDIT_LEAST && all &&
+        c->behind <= merged / BEHIND_MOST) {
         sweep_begin(c, COMPACT_GATHER);
         return true;
     }
@@ -93,12 +94,12 @@ static bool sweep_start(KsmEngine *e)
 
 static void gather_end(KsmCompact *c)
 {
-    c->vain = c->gathered ? 0 : c->vain + 1;
-    c->tries = c->gathered ? 0 : c->tries + !c->skipped;
+    c->vain = c->moving ? 0 : c->vain + 1;
+    c->tries = c->moving ? 0 : c->tries + !c->skipped;
     if (c->tries >= VAIN_MOST) {
         c->credit = 0;
     }
-    if (c->gathered || c->behind) {
+    if (c->moving || c->behind) {
         sweep_begin(c, COMPACT_FOLLOW);
     } else {
         c->phase = COMPACT_REST;
@@ -124,7 +125,7 @@ static void follow_end(KsmCompact *c)
     if (c->gathered && c->moving) {
         sweep_judge(c);
     }
-    c->stuck = c->missed && c->missed >= c->behind ? c->stuck + 1 : 0;
+    c->stuck = c->missed >= c->behind && !c->moving ? c->stuck + 1 : 0;
     c->behind = c->missed;
     c->phase = COMPACT_REST;
 }

@@ -189,13 +189,17 @@ static bool stretch_pays(const KsmGather *g, const Stretch *t)
 
 /* --- and is --- */
 
-/* Pages from @page on, up to @n, in memory, that may be replaced for all we know. */
+/*
+ * Pages from @page on, up to @n, in memory, that may be replaced for all we know;
+ * and *@away that are not, right behind those.
+ */
 static unsigned at_hand(const KsmGather *g, KsmRegion *r, size_t page,
-                        unsigned n)
+                        unsigned n, unsigned *away)
 {
     uint8_t kinds[CHUNK_PAGES];
-    unsigned i = 0;
+    unsigned i = 0, k;
 
+    *away = n;
     if (region_busy(r, page_addr(r, page), n * PAGE_BYTES) ||
         kinds_ask(g->kinds, page_addr(r, page), n, KINDS_FAST, kinds) < 0) {
         return 0;
@@ -203,6 +207,9 @@ static unsigned at_hand(const KsmGather *g, KsmRegion *r, size_t page,
     while (i < n && (kinds[i] & PM_PRESENT)) {
         i++;
     }
+    for (k = i; k < n && !(kinds[k] & PM_PRESENT); k++) {
+    }
+    *away = k - i;
     return i;
 }
 
@@ -290,8 +297,10 @@ static void stretch_move(KsmGather *g, Stretch *t)
 
 static void stretch_gather(KsmGather *g, Stretch *t)
 {
+    unsigned away;
+
     if (vmas_free(g->rejoin->vmas) < 2 * VMAS_FEW ||
-        at_hand(g, t->r, t->page, t->n) < t->n || !slots_take(g, t)) {
+        at_hand(g, t->r, t->page, t->n, &away) < t->n || !slots_take(g, t)) {
         return;
     }
     /* again, as they may be fewer */
@@ -387,9 +396,13 @@ static unsigned count_equal(const KsmGather *g, const uint32_t *old,
     KsmStore *s = store_of(g);
     unsigned i = 0;
 
-    /* one by one, if there is one that cannot be read */
     if (!can_read(g, old, n) || !can_read(g, slot, n)) {
-        n = can_read(g, old, 1) && can_read(g, slot, 1);
+        unsigned all = n;
+
+        /* up to the one that cannot be */
+        for (n = 0; n < all && can_read(g, old + n, 1) &&
+             can_read(g, slot + n, 1); n++) {
+        }
     }
     while (i < n && !memcmp(store_page(s, old[i]), store_page(s, slot[i]),
                             PAGE_BYTES)) {
@@ -424,14 +437,14 @@ static unsigned next_take(const KsmGather *g, const KsmRegion *r, size_t page,
 }
 
 /*
- * The first of @n pages that may, and are what their slots are; then comes one
- * that is not in memory, and is behind, or that is not equal to its slot, and has
- * nothing to follow.  Returns how many are done with.
+ * The first of @n pages that may, and are what their slots are; then come some
+ * that are not in memory, and are behind, or one that is not equal to its slot, and
+ * has nothing to follow.  Returns how many are done with.
  */
 static unsigned pages_follow(KsmGather *g, KsmRegion *r, size_t page,
                              const uint32_t *slot, unsigned n, size_t *behind)
 {
-    unsigned hand = at_hand(g, r, page, n), moved = 0;
+    unsigned away, hand = at_hand(g, r, page, n, &away), moved = 0;
     unsigned equal = hand ? count_equal(g, r->tag + page, slot, hand) : 0;
 
     slots_drop(g, slot + equal, n - equal);
@@ -440,8 +453,12 @@ static unsigned pages_follow(KsmGather *g, KsmRegion *r, size_t page,
                              vmas_left(g->rejoin->vmas));
     }
     g->moved += moved;
-    *behind += equal - moved + (equal == hand && hand < n);
-    return MIN(equal + 1, n);
+    *behind += equal - moved;
+    if (equal < hand) {
+        return equal + 1;
+    }
+    *behind += away;
+    return equal + away;
 }
 
 size_t gather_follow(KsmGather *g, KsmRegion *r, size_t page, size_t end,
