@@ -207,7 +207,9 @@ static unsigned at_hand(const KsmGather *g, KsmRegion *r, size_t page,
     while (i < n && (kinds[i] & PM_PRESENT)) {
         i++;
     }
-    for (k = i; k < n && !(kinds[k] & PM_PRESENT); k++) {
+    k = i;
+    while (k < n && !(kinds[k] & PM_PRESENT)) {
+        k++;
     }
     *away = k - i;
     return i;
@@ -400,8 +402,10 @@ static unsigned count_equal(const KsmGather *g, const uint32_t *old,
         unsigned all = n;
 
         /* up to the one that cannot be */
-        for (n = 0; n < all && can_read(g, old + n, 1) &&
-             can_read(g, slot + n, 1); n++) {
+        n = 0;
+        while (n < all && can_read(g, old + n, 1) &&
+               can_read(g, slot + n, 1)) {
+            n++;
         }
     }
     while (i < n && !memcmp(store_page(s, old[i]), store_page(s, slot[i]),
