@@ -55,10 +55,10 @@ size_t gather_next(KsmGather *g, KsmRegion *r, size_t page, size_t end,
 
 /*
  * Pages from @page on, before @end, whose content is found in another slot
- * follow there, but where the users of both are too many; if it is found nowhere
- * it is found in theirs, from now on.  *@behind counts those that do not follow
- * now: all of them, if they may not (@may).  Returns the page to go on with: some
- * pages at once, as somebody may wait for them.
+ * follow there, but where its users, or those of both, are too many; if it is
+ * found nowhere it is found in theirs, from now on.  *@behind counts those that do
+ * not follow now: all of them, if they may not (@may).  Returns the page to go on
+ * with: some pages at once, as somebody may wait for them.
  */
 size_t gather_follow(KsmGather *g, KsmRegion *r, size_t page, size_t end,
                      bool may, size_t *behind);

@@ -19,7 +19,8 @@
  *    inhibited ops are asked while the pages are blocked (restore.h, 2 and 6).
  * 2. A page, written or not, is compared with the slot that it will map while it
  *    is blocked, and a slot with users is not written (merge.h, 1 and 3).
- * 3. Failed memory is not read: the kernel looks first, and says so.
+ * 3. Failed memory is not read: the kernel looks first, and says so.  What fails
+ *    between that and the comparison is not helped (store.h).
  * 4. Only an established mapping takes a page's place: mapping_make().
  *
  * Leaves to others: which pages (quiet.h, gather.h), and when (engine/broken.h,
