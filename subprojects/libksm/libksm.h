@@ -112,7 +112,8 @@ typedef struct KsmConfig {
     KsmDirtySource dirty;           /* KSM_DIRTY_AUTO */
     KsmFreePolicy free_policy;      /* KSM_FREE_AUTO */
     bool smart_scan;                /* true: skip what never matched */
-    unsigned max_cpu;               /* 10: percent of one core, 1 to 100 */
+    unsigned max_cpu;               /* 10: percent of a core, 1 to 100 ... */
+    unsigned threads;               /* ... times these: 1; KSM_THREADS_MAX */
     /* default 0, as fast as max_cpu allows; else seconds per pass */
     unsigned target_scan_s;
     /*
@@ -149,6 +150,7 @@ typedef struct KsmConfig {
     bool tail;
 } KsmConfig;
 
+#define KSM_THREADS_MAX 16
 #define KSM_GROUP_DIR "/run/ksm-pool"
 
 void ksm_config_init(KsmConfig *config);
@@ -170,6 +172,13 @@ void ksm_engine_free(KsmEngine *engine);
 /* Values that may change while the engine runs; out of range is clamped. */
 void ksm_engine_set_run(KsmEngine *engine, bool run);
 void ksm_engine_set_max_cpu(KsmEngine *engine, unsigned percent);
+/*
+ * More than one: threads that the one in ksm_step() starts help it to hash, to
+ * find memory, and to give it back; what they use counts as the engine's CPU.
+ * They have its priority and its CPUs, and wait for nothing but work.  Where
+ * they cannot be started a warning says so, and it goes on alone.
+ */
+void ksm_engine_set_threads(KsmEngine *engine, unsigned threads);
 void ksm_engine_set_target_scan(KsmEngine *engine, unsigned seconds);
 void ksm_engine_set_smart_scan(KsmEngine *engine, bool on);
 

@@ -24,10 +24,10 @@ static uint64_t fake_cpu(void)
 
 static void test_share(void)
 {
-    KsmBudget b;
+    KsmBudget b = { 0 };
 
     cpu = 12345;
-    budget_begin(&b, 10, 0);
+    budget_begin(&b, 0);
     g_assert(budget_used(&b) == 0);
     g_assert(b.limit > 0);
     cpu += 1000000;
@@ -41,9 +41,9 @@ static void test_share(void)
 
 static void test_limit(void)
 {
-    KsmBudget b;
+    KsmBudget b = { 0 };
 
-    budget_begin(&b, 100, 12345);
+    budget_begin(&b, 12345);
     g_assert(b.limit == 12345);
 }
 

@@ -1509,6 +1509,7 @@ static void test_config(void)
     }
     ksm_config_init(&config);
     g_assert(config.max_cpu == 10 && config.split_min_pages == 64);
+    g_assert(config.threads == 1);
     g_assert(config.max_page_sharing == 256 && config.smart_scan);
     g_assert(config.vma_reserve_percent == 25 && !config.vma_reserve);
     g_assert(config.stall_limit_ns == 1000000 && !config.target_scan_s);
@@ -1517,7 +1518,11 @@ static void test_config(void)
     g_assert(e->cfg.max_cpu == 1 && e->plan.split_min_pages == 1);
     g_assert(e->cfg.max_page_sharing == 2);
     ksm_engine_set_max_cpu(e, 1000);
-    g_assert(e->cfg.max_cpu == 100);
+    g_assert(e->cfg.max_cpu == 1000 && engine_max_cpu(e) == 100);
+    ksm_engine_set_threads(e, 3);
+    g_assert(engine_max_cpu(e) == 300);
+    ksm_engine_set_threads(e, 0);
+    g_assert(e->cfg.threads == 1 && engine_max_cpu(e) == 100);
     ksm_engine_set_max_cpu(e, 37);
     g_assert(e->cfg.max_cpu == 37);
     ksm_engine_set_max_cpu(e, 0);
@@ -1525,8 +1530,11 @@ static void test_config(void)
     ksm_engine_free(e);
     config.max_cpu = config.split_min_pages = UINT_MAX;
     config.max_page_sharing = config.vma_reserve_percent = UINT_MAX;
+    config.threads = UINT_MAX;
     e = stores_engine_new(&config, NULL);
-    g_assert(e->cfg.max_cpu == 100 && e->plan.split_min_pages == 512);
+    g_assert(e->cfg.threads == KSM_THREADS_MAX);
+    g_assert(engine_max_cpu(e) == 100 * KSM_THREADS_MAX);
+    g_assert(e->plan.split_min_pages == 512);
     g_assert(e->cfg.max_page_sharing > 256);
     g_assert(e->vmas.percent == 99);
     ksm_engine_free(e);

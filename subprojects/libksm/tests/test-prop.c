@@ -784,6 +784,7 @@ static void make_engines(void)
 
         ksm_config_init(&config);
         config.max_cpu = 100;
+        config.threads = 1 + i;
         config.split_min_pages = 8;
         config.max_page_sharing = i ? 4 : 256;
         config.dirty = i ? KSM_DIRTY_CHECKSUM : KSM_DIRTY_AUTO;

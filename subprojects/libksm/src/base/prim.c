@@ -465,6 +465,25 @@ static int real_slack_set(int ns)
     return prctl(PR_SET_TIMERSLACK, (unsigned long)ns) < 0 ? -errno : 0;
 }
 
+static int real_thread(pthread_t *thread, void *(*run)(void *), void *opaque)
+{
+    sigset_t others, old;
+    int err;
+
+    sigfillset(&others);
+    sigdelset(&others, SIGSEGV);
+    sigdelset(&others, SIGBUS);
+    sigdelset(&others, SIGILL);
+    sigdelset(&others, SIGFPE);
+    pthread_sigmask(SIG_BLOCK, &others, &old);
+    err = pthread_create(thread, NULL, run, opaque);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!err) {
+        pthread_setname_np(*thread, "ksm-helper");
+    }
+    return -err;
+}
+
 static int real_thread_id(void)
 {
     return syscall(SYS_gettid);
@@ -598,6 +617,7 @@ static void real_pause(unsigned us)
     .slack_get = real_slack_get, \
     .slack_set = real_slack_set, \
     .thread_id = real_thread_id, \
+    .thread = real_thread, \
     .file_limit = real_file_limit, \
     .realtime_limit = real_realtime_limit, \
     .memory_limit = real_memory_limit, \

@@ -11,6 +11,7 @@
 #ifndef KSM_PRIM_H
 #define KSM_PRIM_H
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -151,6 +152,8 @@ typedef struct KsmPrim {
     int (*slack_get)(void);             /* of its timers, ns */
     int (*slack_set)(int ns);
     int (*thread_id)(void);
+    /* another one, that gets no signals but what it causes */
+    int (*thread)(pthread_t *thread, void *(*run)(void *), void *opaque);
     /* signals of this thread; from here on no call fails */
     void (*signals_block)(sigset_t *old);
     void (*signals_restore)(const sigset_t *old);

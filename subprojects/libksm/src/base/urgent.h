@@ -18,12 +18,14 @@
 #ifndef KSM_URGENT_H
 #define KSM_URGENT_H
 
+#include "base/crew.h"
 #include "base/prim.h"
 
-/* All zeroes: not begun.  Of one thread at a time: under the engine's lock. */
+/* All zeroes but for @crew: not begun.  Of one thread at a time: under the engine's lock. */
 typedef struct KsmUrgent {
     bool denied;            /* and not asked again: refusals may be logged */
     bool raised;
+    KsmCrew *crew;          /* or NULL: who helps that thread otherwise */
     /* where it is raised: as it was before */
     int policy;
     int slack_ns;           /* of timers; negative: not known */

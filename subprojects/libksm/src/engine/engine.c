@@ -38,6 +38,7 @@ void ksm_config_init(KsmConfig *config)
         .free_policy = KSM_FREE_AUTO,
         .smart_scan = true,
         .max_cpu = 10,
+        .threads = 1,
         .split_min_pages = 64,
         .max_page_sharing = 256,
         .vma_reserve_percent = 25,
@@ -129,6 +130,9 @@ bool ksm_supported(GError **error)
 /* What the rooms need of each other and of the configuration. */
 static void engine_connect(KsmEngine *e)
 {
+    e->urgent.crew = &e->crew;
+    e->budget.crew = &e->crew;
+    e->content.store->crew = &e->crew;
     e->dirty = (KsmDirty) {
         .uffd = e->uffd,
         .wp_async = e->dirty.wp_async,
@@ -154,6 +158,7 @@ static void engine_connect(KsmEngine *e)
         .uffd = e->uffd,
         .wp_async = e->dirty.wp_async,
         .urgent = &e->urgent,
+        .crew = &e->crew,
         .kinds = &e->kinds,
         .costs = &e->costs,
         .vmas = &e->vmas,
@@ -244,7 +249,10 @@ static bool engine_open(KsmEngine *e, GError **error)
 
 static void config_clamp(KsmConfig *c)
 {
-    c->max_cpu = CLAMP(c->max_cpu, 1, 100);
+    G_STATIC_ASSERT(KSM_THREADS_MAX == CREW_MAX + 1);
+
+    c->threads = CLAMP(c->threads, 1, KSM_THREADS_MAX);
+    c->max_cpu = CLAMP(c->max_cpu, 1, 100 * KSM_THREADS_MAX);
     c->split_min_pages = CLAMP(c->split_min_pages, 1, CHUNK_PAGES);
     c->max_page_sharing = CLAMP(c->max_page_sharing, 2, SLOT_USERS);
     c->vma_reserve_percent = MIN(c->vma_reserve_percent, 99);
@@ -259,6 +267,7 @@ static void fd_close(int fd)
 
 static void engine_close(KsmEngine *e)
 {
+    crew_end(&e->crew);
     stage_close(&e->stage);
     asks_free(&e->asks);
     ripen_free(e);
@@ -406,7 +415,16 @@ void ksm_engine_set_run(KsmEngine *engine, bool run)
 void ksm_engine_set_max_cpu(KsmEngine *engine, unsigned percent)
 {
     lock_take(&engine->lock);
-    engine->cfg.max_cpu = CLAMP(percent, 1, 100);
+    engine->cfg.max_cpu = percent;
+    config_clamp(&engine->cfg);
+    lock_release(&engine->lock);
+}
+
+void ksm_engine_set_threads(KsmEngine *engine, unsigned threads)
+{
+    lock_take(&engine->lock);
+    engine->cfg.threads = threads;
+    config_clamp(&engine->cfg);
     lock_release(&engine->lock);
 }
 
@@ -665,7 +683,7 @@ int ksm_region_remove(KsmRegion *region, KsmRemove how)
 static int64_t step_pause(KsmEngine *e, bool more)
 {
     uint64_t now = prim.now_ns();
-    uint64_t rest = budget_rest(&e->budget, e->cfg.max_cpu);
+    uint64_t rest = budget_rest(&e->budget, engine_max_cpu(e));
     uint64_t spread = 0, look = e->content.store->look_ns;
 
     if (!more) {
@@ -764,6 +782,21 @@ static bool work_step(KsmEngine *e, bool *between)
     return more;
 }
 
+/*
+ * By the thread that steps, so that helpers have its priority and CPUs.  Where
+ * they are refused it goes on alone.
+ */
+static void helpers_set(KsmEngine *e)
+{
+    int ret = crew_set(&e->crew, e->cfg.threads - 1);
+
+    if (ret < 0) {
+        g_warning("libksm: cannot start %u threads to help with merging: %s; "
+                  "it is done by one", e->cfg.threads - 1, g_strerror(-ret));
+        e->cfg.threads = 1;
+    }
+}
+
 int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
 {
     KsmEngine *e = engine;
@@ -771,7 +804,10 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
     int64_t pause;
 
     lock_take(&e->lock);
-    budget_begin(&e->budget, e->cfg.max_cpu, max_ns);
+    if (engine_has_work(e)) {
+        helpers_set(e);
+    }
+    budget_begin(&e->budget, max_ns);
     between = !max_ns && e->scan.phase == PHASE_START &&
               prim.now_ns() < e->scan.due;
     while (more && engine_has_work(e)) {

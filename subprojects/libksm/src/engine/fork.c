@@ -59,6 +59,7 @@ static void fork_child(void)
 
         /* the lock's waiters do not exist here */
         e->dead = true;
+        crew_forked(&e->crew);
         store_fork(e->content.store, FORK_CHILD);
         lock_init(&e->lock);
     }

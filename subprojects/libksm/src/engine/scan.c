@@ -165,7 +165,7 @@ static void next_soon(KsmEngine *e, const KsmChunk *c)
     promise_waits(&s->promise, c->gain);
     if (s->phase == PHASE_START &&
         promise_make(&s->promise, e->total.merged, now)) {
-        s->due = MIN(s->due, MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
+        s->due = MIN(s->due, MAX(s->started + PASS_MIN_NS / MIN(engine_max_cpu(e), 100),
                                  now + IDLE_MIN_NS));
     }
 }
@@ -207,7 +207,7 @@ static unsigned backoff_max(const KsmRegion *r)
 static void rest_shorten(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
-    uint64_t soon = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
+    uint64_t soon = MAX(s->started + PASS_MIN_NS / MIN(engine_max_cpu(e), 100),
                         prim.now_ns() + IDLE_MIN_NS);
 
     if (s->settle || e->follow.phase == FOLLOW_MERGE || s->due <= soon ||
@@ -490,7 +490,7 @@ static void pass_end(KsmEngine *e)
     s->idle_ns = pass_rest(e);
     /* what is merged from now on, also between passes, is for the next one */
     s->merged = e->total.merged;
-    s->due = MAX(s->started + PASS_MIN_NS / e->cfg.max_cpu,
+    s->due = MAX(s->started + PASS_MIN_NS / MIN(engine_max_cpu(e), 100),
                  prim.now_ns() + s->idle_ns);
     if (s->settle && store_is_remote(e->content.store) && !starved_lately(e)) {
         s->due = MAX(s->due, s->started + SETTLE_NS);

@@ -9,6 +9,9 @@
 #ifndef KSM_STATE_H
 #define KSM_STATE_H
 
+#include <stdatomic.h>
+
+#include "base/crew.h"
 #include "base/hash.h"
 #include "base/kinds.h"
 #include "base/lock.h"
@@ -40,6 +43,9 @@ typedef struct KsmVisit {
     unsigned n;             /* pages that are hashed */
     uint16_t which[CHUNK_PAGES];
     uint64_t hash[CHUNK_PAGES];
+    const char *first;      /* where the chunk begins */
+    atomic_uint taken;      /* of those pages, to be hashed by who took them */
+    uint64_t helped_ns;     /* of CPU that helpers used */
 } KsmVisit;
 
 #define RIPE_MAX 256
@@ -145,6 +151,7 @@ struct KsmEngine {
     int uffd;               /* MISSING, MOVE and async write-protect */
     int uffd_wp;            /* blocking write-protect: restore */
     KsmUrgent urgent;
+    KsmCrew crew;
     /* the rooms, from the ground up */
     KsmKinds kinds;
     KsmHasher hasher;
@@ -183,6 +190,12 @@ typedef struct EngineRegion {
 static inline KsmEngine *region_engine(KsmRegion *r)
 {
     return ((EngineRegion *)r)->engine;
+}
+
+/* Percent of a CPU that it may use. */
+static inline unsigned engine_max_cpu(const KsmEngine *e)
+{
+    return MIN(e->cfg.max_cpu, 100 * e->cfg.threads);
 }
 
 static inline bool engine_zero_only(const KsmEngine *e)

@@ -14,6 +14,9 @@
 #include "engine/tail.h"
 #include "engine/visit.h"
 
+#define HASH_PIECE  16u     /* pages that a thread takes at once */
+#define HASH_MIN    64u     /* for each helper: some 20 us */
+#define PREFETCH    16u     /* pages whose place in the index is looked up */
 #define AWAY_MAX    7u      /* log2 of passes between looks for swapped pages */
 
 static bool page_skip(KsmEngine *e, KsmRegion *r, size_t page)
@@ -230,27 +233,72 @@ static uint64_t zero_or_not(const KsmEngine *e, const char *page)
                                             : ~e->hasher.zero;
 }
 
+static void pages_want(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t first)
+{
+    v->n = 0;
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        if ((v->kinds[i] & PM_PRESENT) && !(v->kinds[i] & PM_ZEROPFN) &&
+            page_wanted(e, v, r, first + i)) {
+            v->which[v->n++] = i;
+        }
+    }
+}
+
+static void page_hash(const KsmEngine *e, KsmVisit *v, unsigned k)
+{
+    const char *page = v->first + v->which[k] * PAGE_BYTES;
+
+    if (k + 1 < v->n) {
+        page_prefetch(v->first + v->which[k + 1] * PAGE_BYTES);
+    }
+    v->hash[k] = engine_zero_only(e) ? zero_or_not(e, page)
+                                     : hash_page(&e->hasher, page);
+}
+
+/* The wanted pages that nobody else has taken; also by helpers. */
+static void pages_hash_rest(void *opaque)
+{
+    KsmEngine *e = opaque;
+    KsmVisit *v = &e->scan.visit;
+    unsigned k;
+
+    KSM_TSAN_IGNORE_BEGIN();
+    while ((k = atomic_fetch_add(&v->taken, HASH_PIECE)) < v->n) {
+        for (unsigned end = MIN(k + HASH_PIECE, v->n); k < end; k++) {
+            page_hash(e, v, k);
+        }
+    }
+    KSM_TSAN_IGNORE_END();
+}
+
 /* Hashes the wanted pages. */
 static void pages_hash(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t first)
 {
-    v->n = 0;
-    KSM_TSAN_IGNORE_BEGIN();
-    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-        const char *page = page_addr(r, first + i);
+    KsmChore chore[CREW_MAX];
+    unsigned helpers;
 
-        if (!(v->kinds[i] & PM_PRESENT) || (v->kinds[i] & PM_ZEROPFN) ||
-            !page_wanted(e, v, r, first + i)) {
-            continue;
-        }
-        if (i + 1 < CHUNK_PAGES && (v->kinds[i + 1] & PM_PRESENT)) {
-            page_prefetch(page + PAGE_BYTES);
-        }
-        v->hash[v->n] = engine_zero_only(e) ? zero_or_not(e, page)
-                                            : hash_page(&e->hasher, page);
-        index_prefetch(&e->content.index, content_tag(r, v->hash[v->n]));
-        v->which[v->n++] = i;
+    pages_want(e, v, r, first);
+    helpers = MIN(e->crew.n, v->n / HASH_MIN);
+    v->first = page_addr(r, first);
+    v->taken = 0;
+    v->helped_ns = 0;
+    for (unsigned i = 0; i < helpers; i++) {
+        chore[i] = (KsmChore) { .work = pages_hash_rest, .opaque = e };
+        crew_give(&e->crew, &chore[i]);
     }
-    KSM_TSAN_IGNORE_END();
+    pages_hash_rest(e);
+    for (unsigned i = 0; i < helpers; i++) {
+        crew_wait(&e->crew, &chore[i]);
+        v->helped_ns += chore[i].cpu_ns;
+    }
+}
+
+static void tag_prefetch(const KsmEngine *e, const KsmVisit *v,
+                         const KsmRegion *r, unsigned k)
+{
+    if (k < v->n) {
+        index_prefetch(&e->content.index, content_tag(r, v->hash[k]));
+    }
 }
 
 /* ... and what follows from it.  Returns how many changed that were known. */
@@ -259,10 +307,14 @@ static unsigned pages_classify(KsmEngine *e, const KsmVisit *v, KsmRegion *r,
 {
     unsigned changed = 0;
 
+    for (unsigned i = 0; i < PREFETCH; i++) {
+        tag_prefetch(e, v, r, i);
+    }
     for (unsigned i = 0; i < v->n; i++) {
         changed += loose_changed(e, r, first + v->which[i], v->hash[i]);
     }
     for (unsigned i = 0; i < v->n; i++) {
+        tag_prefetch(e, v, r, i + PREFETCH);
         classify_page(e, r, first + v->which[i], v->hash[i]);
     }
     e->total.pages_scanned += v->n;
@@ -282,7 +334,7 @@ static void chunk_hash(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk,
     if (c->fresh < fresh) {
         loose_hashed(r, chunk);
     }
-    e->scan.hash_time += again ? 0 : prim.cpu_ns() - cpu;
+    e->scan.hash_time += again ? 0 : prim.cpu_ns() - cpu + v->helped_ns;
     e->scan.active |= v->n && !again && r->dirty != KSM_DIRTY_CHECKSUM;
     if (v->hash_all) {
         loose_end(e, r, chunk, changed);
@@ -309,6 +361,6 @@ bool visit_chunk(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk)
         c->flags |= CHUNK_VISIT;    /* some were skipped */
     }
     c->flags |= CHUNK_SEEN;
-    e->total.scan_time += prim.cpu_ns() - cpu;
+    e->total.scan_time += prim.cpu_ns() - cpu + v->helped_ns;
     return true;
 }

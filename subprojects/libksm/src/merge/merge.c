@@ -619,6 +619,7 @@ static uint64_t huge_break(KsmMerge *m, char *at)
 {
     uint64_t t;
 
+    crew_quiet(m->stage->crew);
     urgent_begin(m->stage->urgent);
     t = prim.now_ns();
     prim.advise(at, PAGE_BYTES, MADV_COLD);
@@ -693,6 +694,7 @@ unsigned merge_plan(KsmMerge *m)
         merged += span_merge(m, &s);
     }
     prim.signals_restore(&old);
+    store_ahead(m->content->store);
     region_count_runs(r, p->chunk);
     if (p->chunk + 1 < r->n_chunks) {
         region_count_runs(r, p->chunk + 1);

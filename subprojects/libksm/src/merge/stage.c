@@ -67,13 +67,6 @@ int stage_init(KsmStage *g)
     return ret < 0 ? ret : stage_prepare(g, g->huge);
 }
 
-void stage_close(KsmStage *g)
-{
-    if (g->map) {
-        prim.unmap(g->map, g->map_len);
-    }
-}
-
 /* Another area in the place of the one that @at is in. */
 static bool area_renew(KsmStage *g, const char *at)
 {
@@ -95,24 +88,50 @@ static void area_empty_tables(KsmStage *g, char *at)
 }
 
 /* Until it works: a page that stayed would be in the next one's way. */
-static void area_empty(KsmStage *g, char *at, size_t len)
+static void area_empty(void *opaque)
 {
-    for (unsigned tries = 0; tries < 4; tries++) {
-        if (prim.advise(at, len, MADV_DONTNEED) == 0) {
+    const StageEmptying *m = opaque;
+
+    for (unsigned tries = 0; tries < 4 && !m->tables; tries++) {
+        if (prim.advise(m->at, m->len, MADV_DONTNEED) == 0) {
             return;
         }
     }
-    area_empty_tables(g, at);
+    area_empty_tables(m->stage, m->at);
 }
 
 static void span_empty(KsmStage *g, const Isolation *s)
 {
-    if (s->huge && !s->whole && s->registered) {
-        /* a move that failed may have left a page table, too */
-        area_empty_tables(g, s->staged);
-    } else if (s->any) {
-        g->huge_split += s->huge;
-        area_empty(g, s->staged, s->n * PAGE_BYTES);
+    StageEmptying *m = &g->emptying;
+    /* a move that failed may have left a page table, too */
+    bool tables = s->huge && !s->whole && s->registered;
+
+    if (s->any || tables) {
+        g->huge_split += s->huge && !tables;
+        *m = (StageEmptying) {
+            .chore = { .work = area_empty, .opaque = m },
+            .stage = g,
+            .at = s->staged,
+            .len = s->n * PAGE_BYTES,
+            .tables = tables,
+        };
+        crew_give(g->crew, &m->chore);
+    }
+}
+
+/* Nobody is to hold the lock of the address space while pages are away. */
+static void span_emptied(KsmStage *g)
+{
+    crew_wait(g->crew, &g->emptying.chore);
+    g->helped_ns += g->emptying.chore.cpu_ns;
+    g->emptying.chore = (KsmChore) { 0 };
+}
+
+void stage_close(KsmStage *g)
+{
+    span_emptied(g);
+    if (g->map) {
+        prim.unmap(g->map, g->map_len);
     }
 }
 
@@ -378,6 +397,7 @@ bool stage_isolate(KsmStage *g, Isolation *s)
 {
     bool moved;
 
+    span_emptied(g);
     urgent_begin(g->urgent);
     s->began_ns = prim.now_ns();
     s->began_cpu = prim.cpu_ns();

@@ -34,6 +34,7 @@
 #ifndef KSM_STAGE_H
 #define KSM_STAGE_H
 
+#include "base/crew.h"
 #include "base/kinds.h"
 #include "base/urgent.h"
 #include "libksm.h"
@@ -49,6 +50,17 @@ typedef struct KsmLost {
     bool told;
 } KsmLost;
 
+struct KsmStage;
+
+/* What was staged, and is nowhere needed any more. */
+typedef struct StageEmptying {
+    KsmChore chore;
+    struct KsmStage *stage;
+    char *at;
+    size_t len;
+    bool tables;            /* they go, too */
+} StageEmptying;
+
 typedef struct KsmStage {
     int uffd;               /* MISSING, MOVE and async write-protect ... */
     bool wp_async;          /* ... if the kernel has that */
@@ -56,6 +68,8 @@ typedef struct KsmStage {
     KsmKinds *kinds;
     const KsmCosts *costs;
     const KsmVmas *vmas;
+    KsmCrew *crew;
+    StageEmptying emptying; /* what a helper may be at, between isolations */
     char *map;              /* both staging areas with room to align */
     size_t map_len;
     char *small;            /* 2 MiB: for small pages */
@@ -65,6 +79,7 @@ typedef struct KsmStage {
     KsmLost displaced;      /* the owner mapped something else there */
     uint64_t huge_split;    /* huge pages that were taken out, or broken */
     bool swap_stays;        /* the kernel may lose what is moved from swap */
+    uint64_t helped_ns;     /* of CPU that helpers used */
 } KsmStage;
 
 /* What isolation made of a page. */
@@ -139,8 +154,8 @@ typedef struct StageRun {
 void stage_keep(KsmStage *g, Isolation *s, const StageRun *run, unsigned n);
 
 /*
- * Nobody waits for the span any more.  Empties the staging area and tells the
- * user, once, of pages that were given up.
+ * Nobody waits for the span any more.  The staging area is emptied until the
+ * next isolation; tells the user, once, of pages that were given up.
  */
 void stage_release(KsmStage *g, Isolation *s);
 

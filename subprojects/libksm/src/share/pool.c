@@ -133,6 +133,7 @@ static void arrays_free(KsmPool *p)
 
 void pool_free(KsmPool *p)
 {
+    pool_ahead_end(p);
     arrays_free(p);
     if (p->piece) {
         prim.unmap(p->piece, PATTERN_PIECE * PAGE_BYTES);
@@ -604,6 +605,13 @@ static void slot_keep(KsmPool *p, uint32_t slot)
     p->leaked++;
 }
 
+/* 0 or -errno: perhaps later. */
+static int slots_punch(KsmPool *p, uint32_t slot, unsigned n)
+{
+    ahead_forget(&p->ahead, slot, n);
+    return prim.punch(p->fd, (off_t)slot * PAGE_BYTES, (off_t)n * PAGE_BYTES);
+}
+
 /* Punches the holes.  A slot that was given up is not taken again before. */
 void pool_flush(KsmPool *p)
 {
@@ -621,8 +629,7 @@ void pool_flush(KsmPool *p)
         while (i + n < p->n_punch && p->punch[i + n] == slot + n) {
             n++;
         }
-        if (prim.punch(p->fd, (off_t)slot * PAGE_BYTES,
-                       (off_t)n * PAGE_BYTES) < 0) {
+        if (slots_punch(p, slot, n) < 0) {
             slots_gone(p, slot, n);
         } else {
             slots_mark(p, slot, n, MARK_FREE);
@@ -755,8 +762,21 @@ void pool_untake(KsmPool *p, uint32_t slot, unsigned n)
     }
 }
 
+void pool_ahead(KsmPool *p)
+{
+    if (p->node < 0) {
+        p->ahead.fd = p->fd;
+        ahead_ask(&p->ahead, p->top, p->file_slots);
+    }
+}
+
+void pool_ahead_end(KsmPool *p)
+{
+    ahead_end(&p->ahead, p->top);
+}
+
 /* The file has no NUMA policy: the thread's is used, then restored. */
-int pool_allocate(KsmPool *p, uint32_t slot, unsigned n)
+static int allocate_there(KsmPool *p, uint32_t slot, unsigned n)
 {
     unsigned long mask[16] = { 0 };
     const size_t bits = sizeof(mask) * 8;
@@ -774,6 +794,13 @@ int pool_allocate(KsmPool *p, uint32_t slot, unsigned n)
         prim.pause(tries);
     }
     return ret;
+}
+
+int pool_allocate(KsmPool *p, uint32_t slot, unsigned n)
+{
+    unsigned had = ahead_take(&p->ahead, slot, n);
+
+    return had == n ? 0 : allocate_there(p, slot + had, n - had);
 }
 
 int pool_fill(KsmPool *p, uint32_t slot, const void *pages, unsigned n)
@@ -830,7 +857,7 @@ static void block_mark(KsmPool *p, uint32_t first)
 /* False: not now. */
 static bool punch_block(KsmPool *p, uint32_t first)
 {
-    if (prim.punch(p->fd, (off_t)first * PAGE_BYTES, CHUNK_BYTES) < 0) {
+    if (slots_punch(p, first, CHUNK_PAGES) < 0) {
         return false;
     }
     block_mark(p, first);
@@ -1033,6 +1060,8 @@ static uint32_t block_take(KsmPool *p)
     }
     if (first + CHUNK_PAGES <= p->capacity &&
         file_grow(p, first + CHUNK_PAGES) == 0) {
+        /* what has memory is not among those that are free */
+        pool_ahead_end(p);
         slots_mark(p, p->top, first - p->top, MARK_FREE);
         p->top = first + CHUNK_PAGES;
     } else {
@@ -1149,8 +1178,7 @@ static unsigned unused_run(const KsmPool *p, uint32_t slot)
 
 static void unused_adopt(KsmPool *p, uint32_t slot, unsigned n)
 {
-    if (!p->keep_all && prim.punch(p->fd, (off_t)slot * PAGE_BYTES,
-                                   (off_t)n * PAGE_BYTES) == 0) {
+    if (!p->keep_all && slots_punch(p, slot, n) == 0) {
         slots_mark(p, slot, n, MARK_FREE);
         return;
     }
@@ -1218,6 +1246,6 @@ size_t pool_bytes(const KsmPool *p)
 {
     /* beyond the top nothing was ever written to */
     return p->top * (sizeof(*p->hash) + sizeof(*p->users)) +
-           p->top / 8 + p->top / 64 +
+           p->top / 8 + p->top / 64 + ahead_bytes(&p->ahead) +
            (p->kept ? p->kept_len : 0);
 }

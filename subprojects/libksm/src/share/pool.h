@@ -29,6 +29,7 @@
 
 #include "base/huge.h"
 #include "base/page.h"
+#include "share/ahead.h"
 #include "share/slot.h"
 
 #define SLOT_PATTERN    0x8000u     /* in users[]: part of a pattern */
@@ -80,6 +81,7 @@ typedef struct KsmPool {
     HugeMount mount;        /* what decides of huge pages in the file */
     uint64_t huge_ns;       /* when that was asked last */
     int node;               /* where slots get memory now; -1: anywhere */
+    KsmAhead ahead;         /* .crew: who helps, or NULL */
     uint64_t leaked;        /* slots without users not to be had (yet) */
     int watch_fd;           /* tells whether children live; -1: none */
     void *watch;            /* its mapping, while the process forks */
@@ -147,6 +149,10 @@ uint32_t pool_take_near(KsmPool *p, uint32_t before, uint32_t after,
 void pool_untake(KsmPool *p, uint32_t slot, unsigned n);
 /* Memory for the slots, so that filling them needs none. 0 or -errno. */
 int pool_allocate(KsmPool *p, uint32_t slot, unsigned n);
+/* For the next slots, too, where there are helpers. */
+void pool_ahead(KsmPool *p);
+/* What of that was not used. */
+void pool_ahead_end(KsmPool *p);
 /* Writes content; only we have the slots mapped yet, to read. 0 or -errno. */
 int pool_fill(KsmPool *p, uint32_t slot, const void *pages, unsigned n);
 

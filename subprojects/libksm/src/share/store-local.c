@@ -170,8 +170,15 @@ static void local_flush(KsmStore *s)
 
 static void local_pass(KsmStore *s)
 {
+    pool_ahead_end(store_local_pool(s));
     pool_flush(store_local_pool(s));
     pool_unkeep(store_local_pool(s));
+}
+
+static void local_ahead(KsmStore *s)
+{
+    store_local_pool(s)->ahead.crew = s->crew;
+    pool_ahead(store_local_pool(s));
 }
 
 static bool local_tidy(KsmStore *s)
@@ -188,6 +195,7 @@ static StoreStats local_stats(KsmStore *s)
         .sharing = p->sharing,
         .leaked = p->leaked,
         .bytes = pool_bytes(p),
+        .helped_ns = p->ahead.cpu_ns,
         .pending = p->n_punch || (p->leaked && !p->keep_all),
     };
 }
@@ -222,6 +230,7 @@ static const KsmStoreOps local_ops = {
     .keep_all = local_keep_all,
     .gives_up = local_gives_up,
     .flush = local_flush,
+    .ahead = local_ahead,
     .pass = local_pass,
     .tidy = local_tidy,
     .stats = local_stats,

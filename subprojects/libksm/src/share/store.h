@@ -29,6 +29,7 @@
 #ifndef KSM_STORE_H
 #define KSM_STORE_H
 
+#include "base/crew.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -100,6 +101,7 @@ typedef struct StoreStats {
     uint64_t leaked;        /* slots without users not to be had (yet) */
     size_t bytes;           /* of memory, for the books */
     bool pending;           /* something is left to tidy() */
+    uint64_t helped_ns;     /* of CPU that helpers used */
 } StoreStats;
 
 /* All are set, but for those that only some stores have: asking, filling. */
@@ -192,6 +194,8 @@ typedef struct KsmStoreOps {
     bool (*gives_up)(KsmStore *s);
     /* What was put off is done now; once a pass, and before it is quiet. */
     void (*flush)(KsmStore *s);
+    /* Helpers may find memory for the next slots; NULL where others do. */
+    void (*ahead)(KsmStore *s);
     /* Look what may go by now: once a pass.  tidy() then does a piece of it. */
     void (*pass)(KsmStore *s);
     bool (*tidy)(KsmStore *s);      /* false: no more to do now */
@@ -205,6 +209,7 @@ typedef struct KsmStoreOps {
 struct KsmStore {
     const KsmStoreOps *ops;
     int node;               /* where slots get memory now; -1: anywhere */
+    KsmCrew *crew;          /* who helps the thread that calls; or NULL */
     bool stay_home;         /* children must not inherit what maps its slots */
     uint64_t look_ns;       /* answers may come unasked: so often; 0: none */
     uint64_t ripen_ns;      /* how long to wait for more answers; 0: not */
@@ -351,6 +356,13 @@ static inline void store_flush(KsmStore *s)
 static inline void store_pass(KsmStore *s)
 {
     s->ops->pass(s);
+}
+
+static inline void store_ahead(KsmStore *s)
+{
+    if (s->ops->ahead) {
+        s->ops->ahead(s);
+    }
 }
 
 static inline void store_tail(KsmStore *s, const StoreTail *tail)

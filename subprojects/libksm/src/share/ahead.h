@@ -1,0 +1,55 @@
+/*
+ * ahead: memory for slots, before anybody asks for it
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Finding memory for a chunk's new slots takes the kernel as long as all else
+ * that is done to merge it, and must be done before its pages are isolated
+ * (merge.c).  While a pool grows the next slots are known: so where there are
+ * helpers one of them asks for those in advance, as many as the last plan took.
+ * What nobody has taken by the end of a pass goes back.
+ *
+ * It is waited for before any other slot gets memory, so it never holds the
+ * file's lock when isolated pages are written to it.
+ */
+#ifndef KSM_AHEAD_H
+#define KSM_AHEAD_H
+
+#include "base/crew.h"
+
+#define AHEAD_MAX   512u    /* slots */
+#define AHEAD_MIN   64u     /* less is not worth a helper's time */
+
+/* All zeroes, but for the file: does nothing. */
+typedef struct KsmAhead {
+    KsmCrew *crew;
+    int fd;
+    KsmChore chore;
+    uint32_t from, to;      /* slots that have memory, when it is done */
+    int ret;                /* ... unless this is -errno, then */
+    uint32_t top;           /* the next slot, when it was last asked */
+    uint64_t cpu_ns;        /* that helpers used, ever */
+} KsmAhead;
+
+/*
+ * How many of the @n slots from @slot on have memory: the first ones.  Nobody
+ * asks for those again.
+ */
+unsigned ahead_take(KsmAhead *a, uint32_t slot, unsigned n);
+
+/* Some of these slots have lost theirs. */
+void ahead_forget(KsmAhead *a, uint32_t slot, unsigned n);
+
+/*
+ * Asks for as many as were taken since the last call: from @top on, the next one
+ * that will be, and below @end.
+ */
+void ahead_ask(KsmAhead *a, uint32_t top, uint32_t end);
+
+/* Memory of slots that nobody has taken. */
+size_t ahead_bytes(const KsmAhead *a);
+
+/* Gives back what is left from @top on. */
+void ahead_end(KsmAhead *a, uint32_t top);
+
+#endif
