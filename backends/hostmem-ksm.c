@@ -195,6 +195,20 @@ static int ksm_backend_take_fd(const char *name, Error **errp)
     return fd;
 }
 
+static bool ksm_backend_check_max_cpu(const HostMemoryBackendKsm *ksm,
+                                      unsigned value, Error **errp)
+{
+    unsigned threads = ksm->tuning.threads;
+
+    if (value < 1 || value > 100 * threads) {
+        error_setg(errp, "property 'max-cpu' must be 1 to %u (percent of one "
+                   "CPU%s), not %u", 100 * threads,
+                   threads > 1 ? ", with as many 'threads'" : "", value);
+        return false;
+    }
+    return true;
+}
+
 static void ksm_backend_complete(UserCreatable *uc, Error **errp)
 {
     ERRP_GUARD();
@@ -203,7 +217,8 @@ static void ksm_backend_complete(UserCreatable *uc, Error **errp)
 
     ksm->config.group = ksm->group;
     ksm->config.group_socket = ksm->group_socket;
-    if (!ksm_backend_check_parent(backend, errp) ||
+    if (!ksm_backend_check_max_cpu(ksm, ksm->tuning.max_cpu, errp) ||
+        !ksm_backend_check_parent(backend, errp) ||
         !ksm_backend_check(ksm, errp)) {
         return;
     }
@@ -449,10 +464,33 @@ static void ksm_backend_set_run(Object *obj, bool value, Error **errp)
 static void ksm_backend_get_max_cpu(Object *obj, Visitor *v, const char *name,
                                     void *opaque, Error **errp)
 {
-    visit_type_uint8(v, name, &MEMORY_BACKEND_KSM(obj)->tuning.max_cpu, errp);
+    visit_type_uint16(v, name, &MEMORY_BACKEND_KSM(obj)->tuning.max_cpu, errp);
 }
 
 static void ksm_backend_set_max_cpu(Object *obj, Visitor *v, const char *name,
+                                    void *opaque, Error **errp)
+{
+    HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(obj);
+    uint16_t value;
+
+    /* before, 'threads' may be to come: ksm_backend_complete() */
+    if (!visit_type_uint16(v, name, &value, errp) ||
+        (ksm->guest && !ksm_backend_check_max_cpu(ksm, value, errp))) {
+        return;
+    }
+    if (ksm_backend_set_needs_engine(ksm, "max-cpu", errp)) {
+        ksm->tuning.max_cpu = value;
+        ksm_backend_tuned(ksm, errp);
+    }
+}
+
+static void ksm_backend_get_threads(Object *obj, Visitor *v, const char *name,
+                                    void *opaque, Error **errp)
+{
+    visit_type_uint8(v, name, &MEMORY_BACKEND_KSM(obj)->tuning.threads, errp);
+}
+
+static void ksm_backend_set_threads(Object *obj, Visitor *v, const char *name,
                                     void *opaque, Error **errp)
 {
     HostMemoryBackendKsm *ksm = MEMORY_BACKEND_KSM(obj);
@@ -461,14 +499,14 @@ static void ksm_backend_set_max_cpu(Object *obj, Visitor *v, const char *name,
     if (!visit_type_uint8(v, name, &value, errp)) {
         return;
     }
-    if (value < 1 || value > 100) {
-        error_setg(errp, "property 'max-cpu' must be 1 to 100 (percent of "
-                   "one CPU), not %u", value);
+    if (value < 1 || value > KSM_GUEST_THREADS) {
+        error_setg(errp, "property 'threads' must be 1 to %u, not %u",
+                   KSM_GUEST_THREADS, value);
         return;
     }
-    if (ksm_backend_set_needs_engine(ksm, "max-cpu", errp)) {
-        ksm->tuning.max_cpu = value;
-        ksm_backend_tuned(ksm, errp);
+    if (ksm_backend_may_set(ksm, name, errp) &&
+        ksm_backend_set_needs_engine(ksm, "threads", errp)) {
+        ksm->tuning.threads = value;
     }
 }
 
@@ -505,6 +543,7 @@ static void ksm_backend_init(Object *obj)
     ksm->tuning = (KsmGuestTuning) {
         .run = true,
         .smart_scan = true,
+        .threads = 1,
         .max_cpu = 10,
     };
 }
@@ -572,10 +611,16 @@ static void ksm_backend_add_tuning(ObjectClass *oc)
                                    OBJ_PROP_LINK_STRONG);
     object_class_property_set_description(oc, "iothread",
         "The iothread that does the merging (default: one for all)");
-    object_class_property_add(oc, "max-cpu", "uint8", ksm_backend_get_max_cpu,
+    object_class_property_add(oc, "threads", "uint8", ksm_backend_get_threads,
+                              ksm_backend_set_threads, NULL, NULL);
+    object_class_property_set_description(oc, "threads",
+        "Threads that merge: the iothread, and helpers of it (default: 1)");
+    object_class_property_add(oc, "max-cpu", "uint16",
+                              ksm_backend_get_max_cpu,
                               ksm_backend_set_max_cpu, NULL, NULL);
     object_class_property_set_description(oc, "max-cpu",
-        "Percent of one CPU that merging may take, 1 to 100 (default: 10)");
+        "Percent of one CPU that merging may take, 1 to 100 for each of its "
+        "threads (default: 10)");
     object_class_property_add(oc, "target-scan-time", "uint32",
                               ksm_backend_get_scan_time,
                               ksm_backend_set_scan_time, NULL, NULL);

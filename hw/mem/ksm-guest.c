@@ -852,9 +852,11 @@ static void guests_tune(KsmRunner *runner)
     KsmGuestTuning all = { .smart_scan = true };
     KsmGuest *guest;
 
+    QEMU_BUILD_BUG_ON(KSM_GUEST_THREADS != KSM_THREADS_MAX);
     QLIST_FOREACH(guest, &ours, next_ours) {
         const KsmGuestTuning *one = &guest->tuning;
 
+        all.threads = MAX(all.threads, one->threads);
         all.max_cpu = MAX(all.max_cpu, one->max_cpu);
         all.smart_scan &= one->smart_scan;
         /* 0 is as fast as max-cpu allows; here none so far */
@@ -862,6 +864,7 @@ static void guests_tune(KsmRunner *runner)
             QLIST_FIRST(&ours) == guest ? one->target_scan_time :
             MIN(all.target_scan_time, one->target_scan_time);
     }
+    ksm_engine_set_threads(engine, all.threads);
     ksm_engine_set_max_cpu(engine, all.max_cpu);
     ksm_engine_set_target_scan(engine, all.target_scan_time);
     ksm_engine_set_smart_scan(engine, all.smart_scan);

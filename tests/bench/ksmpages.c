@@ -164,7 +164,11 @@ int main(int argc, char **argv)
     /* ksmd's priority: on a busy machine neither is favoured */
     setpriority(PRIO_PROCESS, 0, 5);
     if (!strcmp(bench_arg_str(&b, "engine", "ksm"), "ksm")) {
+        unsigned threads = bench_arg(&b, "threads", 1);
+
         p.engine = bench_engine(KSM_FREE_AUTO, true);
+        ksm_engine_set_threads(p.engine, threads);
+        ksm_engine_set_max_cpu(p.engine, 100 * threads);
     }
     fill(&p, 0);
     fill(&p, 1);

@@ -72,11 +72,18 @@ static const Refusal refusals[] = {
       "nobody" },
     { "max-cpu-0", OBJECT ",max-cpu=0", "must be 1 to 100" },
     { "max-cpu-101", OBJECT ",max-cpu=101", "must be 1 to 100" },
-    { "max-cpu-1000", OBJECT ",max-cpu=1000", "expects uint8_t" },
+    { "max-cpu-threads", OBJECT ",max-cpu=201,threads=2",
+      "must be 1 to 200 (percent of one CPU, with as many 'threads'), not 201" },
+    { "max-cpu-70000", OBJECT ",max-cpu=70000", "expects uint16_t" },
     { "max-cpu-negative", OBJECT ",max-cpu=-1", "expects a uint64" },
     { "max-cpu-type", OBJECT ",max-cpu=all", "expects a uint64" },
     { "max-cpu", OBJECT ",max-cpu=5",
       "property 'max-cpu' is not available with scope=host" },
+    { "threads-0", OBJECT ",threads=0", "must be 1 to 16, not 0" },
+    { "threads-17", OBJECT ",threads=17", "must be 1 to 16, not 17" },
+    { "threads-type", OBJECT ",threads=many", "expects a uint64" },
+    { "threads", OBJECT ",threads=2",
+      "property 'threads' is not available with scope=host" },
     { "scan-time-type", OBJECT ",target-scan-time=soon", "expects a uint64" },
     { "scan-time-large", OBJECT ",target-scan-time=4294967296",
       "expects uint32_t" },
@@ -248,8 +255,8 @@ static void test_help(void)
         g_strdup_printf("%s -object memory-backend-ksm,help",
                         getenv("QTEST_QEMU_BINARY"));
     static const char *const names[] = {
-        "scope", "group", "group-socket", "group-fd", "iothread", "max-cpu",
-        "target-scan-time", "dirty-tracking", "smart-scan", "free-policy",
+        "scope", "group", "group-socket", "group-fd", "iothread", "threads",
+        "max-cpu", "target-scan-time", "dirty-tracking", "smart-scan", "free-policy",
         "merge-across-nodes", "run", "policy", "prealloc",
     };
 

@@ -35,10 +35,13 @@ typedef struct KsmGuestConfig {
 } KsmGuestConfig;
 
 /* Properties that may change while the guest runs. */
+#define KSM_GUEST_THREADS 16        /* at most */
+
 typedef struct KsmGuestTuning {
     bool run;
     bool smart_scan;
-    uint8_t max_cpu;            /* percent of one core */
+    uint8_t threads;            /* of the engine; the first is the iothread */
+    uint16_t max_cpu;           /* percent of one core */
     uint32_t target_scan_time;  /* seconds, 0: as fast as max_cpu allows */
 } KsmGuestTuning;
 
