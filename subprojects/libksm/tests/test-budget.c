@@ -39,6 +39,34 @@ static void test_share(void)
     g_assert(budget_rest(&b, 1) == 99000000);
 }
 
+/*
+ * Helpers' CPU is used, too, and waited for: only as far as this thread has not
+ * been at work for as long.  Also what they end between steps.
+ */
+static void test_helped(void)
+{
+    KsmCrew crew = { .cpu_ns = 7 * MS };
+    KsmBudget b = { .crew = &crew, .helped = 7 * MS };
+
+    budget_begin(&b, 0);
+    cpu += MS;
+    crew.cpu_ns += 3 * MS;
+    g_assert(budget_used(&b) == 4 * MS);
+    g_assert(budget_rest(&b, 10) == 39 * MS);
+    for (unsigned percent = 100; percent <= 400; percent += 100) {
+        b.helped = 7 * MS;
+        g_assert(budget_rest(&b, percent) == 400 * MS / percent - MS);
+    }
+    b.helped = 7 * MS;
+    g_assert(budget_rest(&b, 1600) == 0);
+    crew.cpu_ns += 2 * MS;
+    budget_begin(&b, 0);
+    g_assert(budget_used(&b) == 2 * MS);
+    g_assert(budget_rest(&b, 50) == 4 * MS);
+    budget_begin(&b, 0);
+    g_assert(budget_used(&b) == 0);
+}
+
 static void test_limit(void)
 {
     KsmBudget b = { 0 };
@@ -276,6 +304,7 @@ int main(int argc, char **argv)
     g_test_init(&argc, &argv, NULL);
     prim.cpu_ns = fake_cpu;
     g_test_add_func("/budget/share", test_share);
+    g_test_add_func("/budget/helped", test_helped);
     g_test_add_func("/budget/limit", test_limit);
     g_test_add_func("/budget/spread", test_spread);
     g_test_add_func("/rhythm/check", test_rhythm_check);

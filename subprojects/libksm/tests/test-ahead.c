@@ -1,0 +1,292 @@
+/*
+ * libksm tests: memory for slots, before anybody asks for it
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <glib.h>
+
+#include "base/page.h"
+#include "base/prim.h"
+#include "share/pool.h"
+#include "util.h"
+
+typedef struct Fixture {
+    KsmCrew crew;
+    KsmPool pool;
+    char *pages;
+} Fixture;
+
+/* The last call, and how many there were of each. */
+static unsigned allocated, punched;     /* atomic */
+static off_t asked_at, asked_len;
+static int allocate_ret;
+
+static int count_allocate(int fd, off_t offset, off_t len)
+{
+    asked_at = offset / PAGE_BYTES;
+    asked_len = len / PAGE_BYTES;
+    __atomic_add_fetch(&allocated, 1, __ATOMIC_SEQ_CST);
+    return allocate_ret ? allocate_ret : prim_real.allocate(fd, offset, len);
+}
+
+static int count_punch(int fd, off_t offset, off_t len)
+{
+    punched++;
+    return prim_real.punch(fd, offset, len);
+}
+
+static void set_up(Fixture *f, gconstpointer data)
+{
+    g_assert(crew_set(&f->crew, 1) == 0);
+    g_assert(pool_init(&f->pool, 4) == 0);
+    g_assert(pool_reserve(&f->pool, 16 * CHUNK_PAGES) == 0);
+    f->pool.ahead.crew = &f->crew;
+    f->pages = g_malloc(CHUNK_BYTES);
+    memset(f->pages, 'p', CHUNK_BYTES);
+    allocated = punched = 0;
+    allocate_ret = 0;
+    prim.allocate = count_allocate;
+    prim.punch = count_punch;
+}
+
+static void tear_down(Fixture *f, gconstpointer data)
+{
+    pool_free(&f->pool);
+    crew_end(&f->crew);
+    g_free(f->pages);
+    prim.allocate = prim_real.allocate;
+    prim.punch = prim_real.punch;
+}
+
+static bool is_huge(const Fixture *f)
+{
+    if (f->pool.keep_all) {
+        g_test_skip("files have huge pages here: all of one is allocated");
+    }
+    return f->pool.keep_all;
+}
+
+/* Pages of the file that there are. */
+static size_t file_pages(const Fixture *f)
+{
+    struct stat st;
+
+    g_assert(fstat(f->pool.fd, &st) == 0);
+    return st.st_blocks * 512 / PAGE_BYTES;
+}
+
+/* As a plan does: slots at the end of the file, with memory. */
+static uint32_t take(Fixture *f, unsigned n)
+{
+    unsigned got = n;
+    uint32_t slot = pool_take(&f->pool, &got);
+
+    g_assert(slot != SLOT_NONE && got == n);
+    g_assert(pool_allocate(&f->pool, slot, n) == 0);
+    return slot;
+}
+
+static void settle(Fixture *f)
+{
+    crew_quiet(&f->crew);
+}
+
+/* As many as were taken, and taken from then on without a call. */
+static void test_next(Fixture *f, gconstpointer data)
+{
+    uint32_t slot;
+
+    if (is_huge(f)) {
+        return;
+    }
+    take(f, 200);
+    g_assert(allocated == 1);
+    pool_ahead(&f->pool);
+    settle(f);
+    g_assert(allocated == 2 && asked_at == 200 && asked_len == 200);
+    g_assert(file_pages(f) == 400);
+    g_assert(ahead_bytes(&f->pool.ahead) == 200 * PAGE_BYTES);
+    g_assert(pool_bytes(&f->pool) > 200 * PAGE_BYTES);
+    /* in pieces */
+    take(f, 50);
+    take(f, 70);
+    g_assert(allocated == 2 && ahead_bytes(&f->pool.ahead) == 80 * PAGE_BYTES);
+    /* what is behind its end is asked for alone */
+    slot = take(f, 100);
+    g_assert(allocated == 3 && asked_at == slot + 80 && asked_len == 20);
+    g_assert(file_pages(f) == 420 && ahead_bytes(&f->pool.ahead) == 0);
+    /* 220 since; a plan's at most */
+    pool_ahead(&f->pool);
+    settle(f);
+    g_assert(allocated == 4 && asked_at == 420 && asked_len == 220);
+    take(f, 220);
+    take(f, 512);
+    pool_ahead(&f->pool);
+    settle(f);
+    g_assert(asked_len == AHEAD_MAX && punched == 0);
+}
+
+/* Not for few, nor where nobody helps, nor for a node's memory. */
+static void test_not(Fixture *f, gconstpointer data)
+{
+    take(f, AHEAD_MIN - 1);
+    pool_ahead(&f->pool);
+    settle(f);
+    g_assert(allocated == 1);
+    take(f, AHEAD_MIN);
+    f->pool.node = 0;
+    pool_ahead(&f->pool);
+    settle(f);
+    g_assert(allocated == 2);
+    f->pool.node = -1;
+    g_assert(crew_set(&f->crew, 0) == 0);
+    pool_ahead(&f->pool);
+    g_assert(allocated == 2);
+    f->pool.ahead.crew = NULL;
+    take(f, AHEAD_MIN);
+    pool_ahead(&f->pool);
+    pool_ahead_end(&f->pool);
+    g_assert(allocated == 3 && punched == 0);
+}
+
+/* Those that nobody has taken go back; what was taken stays. */
+static void test_back(Fixture *f, gconstpointer data)
+{
+    uint32_t slot;
+    unsigned n = 40;
+
+    if (is_huge(f)) {
+        return;
+    }
+    take(f, 200);
+    pool_ahead(&f->pool);
+    take(f, 50);
+    /* taken, but not asked for: filled all the same, as a pattern is */
+    slot = pool_take(&f->pool, &n);
+    g_assert(pool_fill(&f->pool, slot, f->pages, n) == 0);
+    pool_ahead_end(&f->pool);
+    g_assert(punched == 1 && file_pages(f) == 290);
+    g_assert(!memcmp(pool_page(&f->pool, slot), f->pages, n * PAGE_BYTES));
+    g_assert(ahead_bytes(&f->pool.ahead) == 0);
+    /* and are asked for like any others then */
+    slot = take(f, 10);
+    g_assert(allocated == 3 && asked_at == slot && asked_len == 10);
+    pool_ahead_end(&f->pool);
+    g_assert(punched == 1);
+}
+
+/* What a helper was refused is asked for by who needs it. */
+static void test_refused(Fixture *f, gconstpointer data)
+{
+    unsigned n = 50;
+    uint32_t slot;
+
+    if (is_huge(f)) {
+        return;
+    }
+    take(f, 200);
+    allocate_ret = -ENOMEM;
+    pool_ahead(&f->pool);
+    settle(f);
+    slot = pool_take(&f->pool, &n);
+    g_assert(pool_allocate(&f->pool, slot, n) == -ENOMEM);
+    allocate_ret = 0;
+    g_assert(pool_allocate(&f->pool, slot, n) == 0);
+    g_assert(allocated == 4 && asked_at == slot && asked_len == 50);
+    g_assert(file_pages(f) == 250);
+    pool_ahead_end(&f->pool);
+    g_assert(punched == 0);
+}
+
+/* A slot that was given up, and is taken again, has lost its memory. */
+static void test_punched(Fixture *f, gconstpointer data)
+{
+    unsigned n = 100;
+    uint32_t slot;
+
+    if (is_huge(f)) {
+        return;
+    }
+    take(f, 200);
+    pool_ahead(&f->pool);
+    settle(f);
+    /* of a plan that came to nothing */
+    slot = pool_take(&f->pool, &n);
+    pool_untake(&f->pool, slot, n);
+    pool_flush(&f->pool);
+    g_assert(file_pages(f) == 300);
+    g_assert(take(f, 100) == slot);
+    g_assert(allocated == 3 && asked_at == slot && asked_len == 100);
+    /* those behind it still have theirs */
+    take(f, 100);
+    g_assert(allocated == 3 && file_pages(f) == 400);
+}
+
+/* A pattern's slots are not among those that have memory, or lose it. */
+static void test_pattern(Fixture *f, gconstpointer data)
+{
+    KsmPattern *t;
+
+    if (is_huge(f)) {
+        return;
+    }
+    take(f, 200);
+    pool_ahead(&f->pool);
+    t = pool_pattern_new(&f->pool, f->pages, 1);
+    g_assert(t && t->first == CHUNK_PAGES);
+    g_assert(pool_pattern_grow(&f->pool, t, CHUNK_PAGES) == 0);
+    g_assert(file_pages(f) == 200 + CHUNK_PAGES);
+    pool_ahead_end(&f->pool);
+    g_assert(file_pages(f) == 200 + CHUNK_PAGES);
+    g_assert(!memcmp(pool_page(&f->pool, t->first), f->pages, CHUNK_BYTES));
+}
+
+/* Not beyond the end of the file. */
+static void test_file(Fixture *f, gconstpointer data)
+{
+    unsigned n = f->pool.capacity - 100;
+    uint32_t slot = pool_take(&f->pool, &n);
+
+    g_assert(slot == 0 && f->pool.file_slots == f->pool.capacity);
+    pool_ahead(&f->pool);
+    settle(f);
+    g_assert(allocated == 1 && asked_at == n && asked_len == 100);
+    take(f, 100);
+    g_assert(allocated == 1);
+    pool_ahead(&f->pool);
+    settle(f);
+    g_assert(allocated == 1);
+}
+
+/* A pool that ends has nothing of its files in the hands of a helper. */
+static void test_ends(Fixture *f, gconstpointer data)
+{
+    take(f, 200);
+    pool_ahead(&f->pool);
+    pool_free(&f->pool);
+    g_assert(!f->pool.ahead.chore.work);
+    pool_closed(&f->pool);
+}
+
+static void add(const char *name, void (*test)(Fixture *, gconstpointer))
+{
+    g_test_add(name, Fixture, NULL, set_up, test, tear_down);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    add("/ahead/next", test_next);
+    add("/ahead/not", test_not);
+    add("/ahead/back", test_back);
+    add("/ahead/refused", test_refused);
+    add("/ahead/punched", test_punched);
+    add("/ahead/pattern", test_pattern);
+    add("/ahead/file", test_file);
+    add("/ahead/ends", test_ends);
+    return g_test_run();
+}

@@ -1,0 +1,339 @@
+/*
+ * libksm tests: an engine whose thread is helped
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * What helpers may not do: be in the kernel, with a lock that is needed, while
+ * guests wait.  And what must not depend on them: all else.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/prim.h"
+#include "engine/state.h"
+#include "house.h"
+#include "stores.h"
+
+static pthread_t stepping;
+/* In such a call now (atomic); calls, by helpers, and while guests wait. */
+static int in_memory, in_file;
+static unsigned emptied, allocated, waits;
+static const KsmEngine *watched;
+
+static bool is_helper(void)
+{
+    return !pthread_equal(pthread_self(), stepping);
+}
+
+static bool is_staged(const void *p)
+{
+    const char *stage = watched->stage.small;
+
+    return (const char *)p >= stage && (const char *)p < stage + 2 * CHUNK;
+}
+
+/* Guests wait from here on: nobody else may be where the engine will be. */
+static void guests_wait(void)
+{
+    g_assert(!is_helper());
+    g_assert(!__atomic_load_n(&in_memory, __ATOMIC_SEQ_CST));
+    waits++;
+}
+
+static int w_advise(void *addr, size_t len, int advice)
+{
+    int ret;
+
+    if (advice == MADV_COLD) {
+        guests_wait();
+    }
+    if (!is_helper()) {
+        return prim_real.advise(addr, len, advice);
+    }
+    g_assert(is_staged(addr) && advice == MADV_DONTNEED);
+    __atomic_add_fetch(&in_memory, 1, __ATOMIC_SEQ_CST);
+    emptied++;
+    g_usleep(3000);
+    ret = prim_real.advise(addr, len, advice);
+    __atomic_sub_fetch(&in_memory, 1, __ATOMIC_SEQ_CST);
+    return ret;
+}
+
+static int w_allocate(int fd, off_t offset, off_t len)
+{
+    int ret;
+
+    if (!is_helper()) {
+        return prim_real.allocate(fd, offset, len);
+    }
+    __atomic_add_fetch(&in_file, 1, __ATOMIC_SEQ_CST);
+    allocated++;
+    g_usleep(3000);
+    ret = prim_real.allocate(fd, offset, len);
+    __atomic_sub_fetch(&in_file, 1, __ATOMIC_SEQ_CST);
+    return ret;
+}
+
+static int w_register(const UffdRange *range, unsigned mode)
+{
+    if (!is_staged(range->addr) && (mode & UFFD_MISSING)) {
+        guests_wait();
+    }
+    return prim_real.uffd_register(range, mode);
+}
+
+static int w_move(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    guests_wait();
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+static int w_protect(const UffdRange *range, bool on)
+{
+    if (on) {
+        guests_wait();
+        g_assert(!__atomic_load_n(&in_file, __ATOMIC_SEQ_CST));
+    }
+    return prim_real.uffd_protect(range, on);
+}
+
+static ssize_t w_write(int fd, const void *buf, size_t len, off_t offset)
+{
+    g_assert(!is_helper());
+    g_assert(!__atomic_load_n(&in_file, __ATOMIC_SEQ_CST));
+    return prim_real.write(fd, buf, len, offset);
+}
+
+static void watch(const KsmEngine *e)
+{
+    watched = e;
+    stepping = pthread_self();
+    emptied = allocated = waits = 0;
+    prim.advise = w_advise;
+    prim.allocate = w_allocate;
+    prim.uffd_register = w_register;
+    prim.uffd_move = w_move;
+    prim.uffd_protect = w_protect;
+    prim.write = w_write;
+}
+
+static void unwatch(void)
+{
+    prim.advise = prim_real.advise;
+    prim.allocate = prim_real.allocate;
+    prim.uffd_register = prim_real.uffd_register;
+    prim.uffd_move = prim_real.uffd_move;
+    prim.uffd_protect = prim_real.uffd_protect;
+    prim.write = prim_real.write;
+}
+
+/* Merging, breaking huge pages, restoring: helpers are slow, and are waited for. */
+static void test_waits(gconstpointer data)
+{
+    unsigned before;
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops,
+                    GPOINTER_TO_INT(data))) {
+        return;
+    }
+    /* of one chunk only a part is equal, a pattern is among it */
+    mem_fill_run(p.b, 600, 300, 1 << 20, 1);
+    mem_fill_run(p.b, 100, 80, 7, 0);
+    ksm_engine_set_threads(p.e, 2);
+    watch(p.e);
+    util_passes(p.e, 6);
+    g_assert(util_stats(p.e).pages_sharing > 600);
+    g_assert(emptied && allocated && waits);
+    before = waits;
+    g_assert(ksm_unmerge(p.ra, 0, p.a->pages * PAGE) == 0);
+    g_assert(p.e->uffd_wp < 0 || waits > before);
+    util_passes(p.e, 2);
+    crew_quiet(&p.e->crew);
+    unwatch();
+    pair_end(&p);
+}
+
+/* Pages, some of them holes, and what each goes by. */
+static void tags_of(unsigned threads, uint32_t *tag, KsmStats *stats)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+    Mem *m = mem_new(2048, 0, MEM_SMALL);
+    KsmRegion *r;
+
+    for (unsigned i = 0; i < 2048; i++) {
+        if (i % 7 && i % 512 >= i / 512 * 100) {
+            mem_fill(m, i, i % 97 ? 1000 + i : 0);
+        }
+    }
+    r = util_add(e, m, &mem_ops);
+    ksm_engine_set_threads(e, threads);
+    util_passes(e, 3);
+    memcpy(tag, r->tag, 2048 * sizeof(*tag));
+    *stats = util_stats(e);
+    g_assert(e->crew.n == threads - 1);
+    g_assert(threads == 1 || crew_cpu_ns(&e->crew));
+    util_end(e, r, m);
+}
+
+/* Each page is hashed once, whoever does it, and found by its own hash. */
+static void test_hash(void)
+{
+    g_autofree uint32_t *alone = g_new0(uint32_t, 2048);
+    g_autofree uint32_t *helped = g_new0(uint32_t, 2048);
+    KsmStats a, h;
+
+    if (!ksm_supported(NULL)) {
+        g_test_skip("no engine here");
+        return;
+    }
+    tags_of(1, alone, &a);
+    for (unsigned threads = 2; threads <= 5; threads += 3) {
+        tags_of(threads, helped, &h);
+        g_assert(!memcmp(alone, helped, 2048 * sizeof(*alone)));
+        g_assert(a.pages_scanned == h.pages_scanned);
+        g_assert(a.pages_unshared == h.pages_unshared);
+        g_assert(a.zero_pages == h.zero_pages);
+    }
+}
+
+static unsigned refusals;
+
+static int thread_refused(pthread_t *thread, void *(*run)(void *),
+                          void *opaque)
+{
+    refusals++;
+    return -EAGAIN;
+}
+
+/* It says so, once, and goes on alone; until it is told again. */
+static void test_refused(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops,
+                    MEM_SMALL)) {
+        return;
+    }
+    ksm_engine_set_threads(p.e, 3);
+    g_test_expect_message(NULL, G_LOG_LEVEL_WARNING,
+                          "libksm: cannot start 2 threads to help with merging: "
+                          "*; it is done by one");
+    prim.thread = thread_refused;
+    util_passes(p.e, 4);
+    g_test_assert_expected_messages();
+    g_assert(refusals == 1 && p.e->crew.n == 0);
+    g_assert(engine_max_cpu(p.e) == 100);
+    g_assert(util_stats(p.e).pages_sharing == PAIR_PAGES);
+    prim.thread = prim_real.thread;
+    ksm_engine_set_threads(p.e, 3);
+    util_passes(p.e, 1);
+    g_assert(p.e->crew.n == 2);
+    ksm_engine_set_threads(p.e, 2);
+    util_passes(p.e, 1);
+    g_assert(p.e->crew.n == 1);
+    ksm_engine_set_threads(p.e, 1);
+    util_passes(p.e, 1);
+    g_assert(p.e->crew.n == 0);
+    pair_end(&p);
+}
+
+/* Nobody is started before there is something to merge. */
+static void test_begins(void)
+{
+    KsmEngine *e = util_engine(KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP);
+
+    if (!e) {
+        return;
+    }
+    ksm_engine_set_threads(e, 4);
+    g_assert(ksm_step(e, 0) == -1);
+    g_assert(e->crew.n == 0);
+    ksm_engine_free(e);
+}
+
+static uint64_t cpu_of_helper;
+
+static uint64_t fake_cpu(void)
+{
+    return is_helper() ? __atomic_add_fetch(&cpu_of_helper, 500000,
+                                            __ATOMIC_SEQ_CST)
+                       : prim_real.cpu_ns();
+}
+
+/* What helpers use is the engine's: in its times, and against max_cpu. */
+static void test_cpu(void)
+{
+    uint64_t cpu = prim_real.cpu_ns(), helped, step;
+    KsmStats s;
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops,
+                    MEM_SMALL)) {
+        return;
+    }
+    stepping = pthread_self();
+    prim.cpu_ns = fake_cpu;
+    ksm_engine_set_threads(p.e, 2);
+    ksm_engine_set_max_cpu(p.e, 1);
+    step = ksm_step(p.e, 1);
+    for (unsigned i = 0; i < 1000 && !crew_cpu_ns(&p.e->crew); i++) {
+        step = ksm_step(p.e, 1);
+    }
+    helped = crew_cpu_ns(&p.e->crew);
+    g_assert(helped >= 500000);
+    /* one percent: 100 times as long as that took, at least */
+    g_assert(step >= 99 * 500000);
+    ksm_engine_set_max_cpu(p.e, 200);
+    util_passes(p.e, 4);
+    crew_quiet(&p.e->crew);
+    util_passes(p.e, 1);
+    s = util_stats(p.e);
+    helped = crew_cpu_ns(&p.e->crew);
+    cpu = prim_real.cpu_ns() - cpu;
+    g_assert(s.scan_time + s.merge_time >= helped);
+    g_assert(s.scan_time + s.merge_time < helped + cpu);
+    prim.cpu_ns = prim_real.cpu_ns;
+    pair_end(&p);
+}
+
+/* A child has no helpers, and needs none to end. */
+static void test_child(void)
+{
+    pid_t child;
+    int status;
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops,
+                    MEM_SMALL)) {
+        return;
+    }
+    ksm_engine_set_threads(p.e, 3);
+    util_passes(p.e, 2);
+    child = fork();
+    if (child == 0) {
+        ksm_engine_set_threads(p.e, 2);
+        _exit(ksm_step(p.e, 0) == -1 && p.e->crew.n == 0 ? 0 : 1);
+    }
+    g_assert(child > 0 && waitpid(child, &status, 0) == child);
+    g_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    util_passes(p.e, 2);
+    pair_end(&p);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_data_func("/helped/waits/small", GINT_TO_POINTER(MEM_SMALL),
+                         test_waits);
+    g_test_add_data_func("/helped/waits/huge", GINT_TO_POINTER(MEM_HUGE),
+                         test_waits);
+    g_test_add_func("/helped/hash", test_hash);
+    g_test_add_func("/helped/refused", test_refused);
+    g_test_add_func("/helped/begins", test_begins);
+    g_test_add_func("/helped/cpu", test_cpu);
+    g_test_add_func("/helped/child", test_child);
+    return g_test_run();
+}
