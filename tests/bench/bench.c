@@ -96,6 +96,11 @@ uint64_t bench_thread_cpu_ns(void)
     return clock_ns(CLOCK_THREAD_CPUTIME_ID);
 }
 
+uint64_t bench_process_cpu_ns(void)
+{
+    return clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+}
+
 char *bench_map(size_t len, BenchPages pages)
 {
     size_t room = len + KSM_CHUNK_SIZE;
@@ -131,6 +136,12 @@ KsmEngine *bench_engine(KsmFreePolicy free_policy, bool smart_scan)
         _exit(BENCH_EXIT_LACKING);
     }
     return engine;
+}
+
+void bench_threads(KsmEngine *engine, unsigned threads)
+{
+    ksm_engine_set_threads(engine, threads);
+    ksm_engine_set_max_cpu(engine, 100 * threads);
 }
 
 KsmRegion *bench_add(KsmEngine *engine, void *addr, size_t len,

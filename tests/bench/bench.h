@@ -39,6 +39,7 @@ int64_t bench_ask(const char *what);
 
 uint64_t bench_now_ns(void);
 uint64_t bench_thread_cpu_ns(void);
+uint64_t bench_process_cpu_ns(void);
 
 /* Cheap, good enough random numbers; @state not 0. */
 static inline uint64_t bench_random(uint64_t *state)
@@ -62,6 +63,8 @@ char *bench_map(size_t len, BenchPages pages);
 
 /* An engine with a whole core; dies where there can be none. */
 KsmEngine *bench_engine(KsmFreePolicy free_policy, bool smart_scan);
+/* It has so many threads, and a core for each. */
+void bench_threads(KsmEngine *engine, unsigned threads);
 KsmRegion *bench_add(KsmEngine *engine, void *addr, size_t len,
                      const KsmRegionOps *ops, void *opaque);
 

@@ -152,8 +152,9 @@ int main(int argc, char **argv)
     }
     all = achievable(images, n, &zeroes);
     engine = bench_engine(KSM_FREE_AUTO, true);
+    bench_threads(engine, bench_arg(&b, "threads", 1));
     start = bench_now_ns();
-    cpu = bench_thread_cpu_ns();
+    cpu = bench_process_cpu_ns();
     for (int i = 0; i < n; i++) {
         bench_add(engine, images[i].mem, images[i].len, NULL, NULL);
     }
@@ -170,7 +171,7 @@ int main(int argc, char **argv)
         if (stats.pages_sharing + stats.zero_pages > previous) {
             still = 0;
             bench_metric("seconds", (bench_now_ns() - start) / 1e9);
-            bench_metric("cpu_s", (bench_thread_cpu_ns() - cpu) / 1e9);
+            bench_metric("cpu_s", (bench_process_cpu_ns() - cpu) / 1e9);
         } else {
             still++;
         }

@@ -8,7 +8,8 @@
  * differ at their end only; case=best: the number is 1 everywhere.  After two
  * copies are merged, the last words are read (a loop of the paper) and, for
  * case=worst, a third copy joins.  engine=ksm is libksm, engine=ksmd the
- * kernel.  One run per process, so that engines can take turns.
+ * kernel; threads=N of them merge.  One run per process, so that engines can
+ * take turns.
  */
 #include <string.h>
 #include <sys/resource.h>
@@ -101,12 +102,12 @@ static Rate merge(Pages *p, int copies, uint64_t before)
             }
         }
         start = bench_now_ns();
-        cpu = bench_thread_cpu_ns();
+        cpu = bench_process_cpu_ns();
         if (!bench_rush_until(p->engine, bench_saved, &target, TIMEOUT_S)) {
             bench_die("libksm did not merge %d copies in %.0f s", copies,
                       TIMEOUT_S);
         }
-        cpu = bench_thread_cpu_ns() - cpu;
+        cpu = bench_process_cpu_ns() - cpu;
     } else {
         for (int c = 0; c < copies; c++) {
             bench_ksmd_offer(p->copies[c], p->n * KSM_PAGE_SIZE);
@@ -167,8 +168,7 @@ int main(int argc, char **argv)
         unsigned threads = bench_arg(&b, "threads", 1);
 
         p.engine = bench_engine(KSM_FREE_AUTO, true);
-        ksm_engine_set_threads(p.engine, threads);
-        ksm_engine_set_max_cpu(p.engine, 100 * threads);
+        bench_threads(p.engine, threads);
     }
     fill(&p, 0);
     fill(&p, 1);

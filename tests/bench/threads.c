@@ -1,10 +1,11 @@
 /*
- * Bench threads: what merging by more than one thread could bring
+ * Bench threads: what merging by more than one thread brings
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * engines=N, each with a thread, a region and a pool of its own: they share
- * nothing but the address space, so threads of one engine could not do better.
+ * nothing but the address space, so threads of one engine can hardly do better;
+ * threads=N: each engine has so many.
  * case=merge: a region has two copies of the same pages, that differ in their
  * last words only; case=scan: no page is equal to another.  Rates are those of
  * all engines together.
@@ -89,6 +90,7 @@ int main(int argc, char **argv)
             .start = &start,
             .engine = bench_engine(KSM_FREE_AUTO, true),
         };
+        bench_threads(w[i].engine, bench_arg(&b, "threads", 1));
         fill(&w[i]);
         w[i].region = bench_add(w[i].engine, w[i].mem, pages * KSM_PAGE_SIZE,
                                 NULL, NULL);

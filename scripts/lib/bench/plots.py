@@ -46,6 +46,7 @@ def ksmpages(m: Metrics) -> plt.Figure:
         list(cases),
         {
             "libksm": [m.get(f"{case}_mbps") for case in cases],
+            "two threads": [m.get(f"two_{case}_mbps") for case in cases],
             "ksmd at full speed": [m.get(f"{case}_ksmd_mbps") for case in cases],
         },
     )

@@ -83,6 +83,9 @@ LAYOUTS: dict[str, list[Layout]] = {
                 Column("ksmd\nMB/s", "{}_ksmd_mbps"),
                 Column("ratio", "{}_ratio"),
                 Column("ratio\nof CPU", "{}_cpu_ratio"),
+                Column("two threads\nMB/s", "two_{}_mbps"),
+                Column("ratio", "two_{}_ratio"),
+                Column("ratio\nof CPU", "two_{}_cpu_ratio"),
             ],
             alone={
                 "read loop, before over after merging": "read_loop_ratio",
@@ -170,6 +173,10 @@ LAYOUTS: dict[str, list[Layout]] = {
                 Column("runs", "runs{}"),
                 Column("huge pages\nsplit", "huge_split{}"),
                 Column("CPU\ns", "cpu_s{}"),
+                Column("time\ns", "seconds{}"),
+                Column("two threads\nCPU, s", "two_cpu_s{}"),
+                Column("time\ns", "two_seconds{}"),
+                Column("ratio", "two_ratio{}"),
             ],
         )
     ],
@@ -227,8 +234,12 @@ LAYOUTS: dict[str, list[Layout]] = {
     ],
     "threads": [
         Layout(
-            "two engines in",
-            {"threads": "one process", "processes": "two processes"},
+            "by",
+            {
+                "helped": "one engine of two threads",
+                "threads": "two engines",
+                "processes": "two processes",
+            },
             [
                 Column("merging\nMiB/s", "{}_merge_mbps"),
                 Column("one engine\nMiB/s", "one_merge_mbps"),

@@ -21,6 +21,7 @@ def ksmpages(s: Session) -> Metrics:
     out: Metrics = {}
     for case in ("worst", "best"):
         ours: list[Metrics] = []
+        two: list[Metrics] = []
         theirs: list[Metrics] = []
         for _ in range(repeats):
             with s.ksmd() as there:
@@ -29,7 +30,9 @@ def ksmpages(s: Session) -> Metrics:
                         s.worker("ksmpages", engine="ksmd", case=case, mib=mib)
                     )
             ours.append(s.worker("ksmpages", engine="ksm", case=case, mib=mib))
+            two.append(s.worker("ksmpages", engine="ksm", case=case, mib=mib, threads=2))
         a, b = medians(ours), medians(theirs)
+        two_threads(out, case, medians(two), b)
         out[f"{case}_mbps"] = a["mbps"]
         out[f"{case}_cpu_mbps"] = a["cpu_mbps"]
         if b:
@@ -60,6 +63,17 @@ def ksmpages(s: Session) -> Metrics:
                     b["read_after_us"],
                 )
     return out
+
+
+def two_threads(out: Metrics, case: str, ours: Metrics, ksmd: Metrics) -> None:
+    """The same by two threads; and the third copy of the worst case."""
+    for name, which in ((case, ""), ("third", "third_")):
+        if f"{which}mbps" in ours:
+            out[f"two_{name}_mbps"] = ours[f"{which}mbps"]
+            if ksmd:
+                rates = (f"{which}mbps", f"{which}cpu_mbps")
+                for what, rate in zip(("ratio", "cpu_ratio"), rates, strict=True):
+                    divide(out, f"two_{name}_{what}", ours[rate], ksmd[rate])
 
 
 def rescan(s: Session) -> Metrics:
@@ -228,6 +242,9 @@ def images(s: Session) -> Metrics:
         suffix = "_huge" if huge else ""
         run = s.worker_words("images", f"huge={huge}", *words)
         out |= {f"{name}{suffix}": value for name, value in run.items()}
+        two = s.worker_words("images", f"huge={huge}", "threads=2", *words)
+        out |= {f"two_{name}{suffix}": two[name] for name in ("seconds", "cpu_s")}
+        divide(out, f"two_ratio{suffix}", run["seconds"], two["seconds"])
     return out
 
 
@@ -296,14 +313,16 @@ def churn(s: Session) -> Metrics:
 
 
 def threads(s: Session) -> Metrics:
-    """What two threads could bring: two engines in one process, and in two."""
+    """What two threads bring to an engine; to two, in one process, and in two."""
     mib, repeats = (64, 1) if s.quick else (512, 5)
     out: Metrics = {}
     for case in ("merge", "scan"):
         args = {"case": case, "mib": mib}
-        rates: dict[str, list[Metrics]] = {"one": [], "threads": [], "processes": []}
+        names = ("one", "helped", "threads", "processes")
+        rates: dict[str, list[Metrics]] = {name: [] for name in names}
         for _ in range(repeats):
             rates["one"].append(s.worker("threads", engines=1, **args))
+            rates["helped"].append(s.worker("threads", engines=1, threads=2, **args))
             rates["threads"].append(s.worker("threads", engines=2, **args))
             with ThreadPoolExecutor(2) as pool:
                 both = [
@@ -313,7 +332,7 @@ def threads(s: Session) -> Metrics:
             rates["processes"].append({"mbps": sum(f.result()["mbps"] for f in both)})
         for name, found in rates.items():
             out[f"{name}_{case}_mbps"] = medians(found)["mbps"]
-        for name in ("threads", "processes"):
+        for name in names[1:]:
             divide(
                 out,
                 f"{name}_{case}_ratio",

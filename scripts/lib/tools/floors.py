@@ -41,6 +41,7 @@ TEST_FLOORS = {
     "fault": "engine",
     "fuzz": "engine",
     "fuzz-faults": "engine",
+    "helped": "engine",
     "host": "engine",
     "house": "engine",
     "twins": "engine",

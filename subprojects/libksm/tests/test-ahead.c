@@ -179,6 +179,29 @@ static void test_back(Fixture *f, gconstpointer data)
     g_assert(punched == 1);
 }
 
+static int no_punch(int fd, off_t offset, off_t len)
+{
+    return -EPERM;
+}
+
+/* What the kernel does not take is there for the next ones. */
+static void test_kept(Fixture *f, gconstpointer data)
+{
+    if (is_huge(f)) {
+        return;
+    }
+    take(f, 200);
+    pool_ahead(&f->pool);
+    prim.punch = no_punch;
+    pool_ahead_end(&f->pool);
+    g_assert(ahead_bytes(&f->pool.ahead) == 200 * PAGE_BYTES);
+    take(f, 150);
+    g_assert(allocated == 2 && file_pages(f) == 400);
+    prim.punch = count_punch;
+    pool_ahead_end(&f->pool);
+    g_assert(ahead_bytes(&f->pool.ahead) == 0 && file_pages(f) == 350);
+}
+
 /* What a helper was refused is asked for by who needs it. */
 static void test_refused(Fixture *f, gconstpointer data)
 {
@@ -283,6 +306,7 @@ int main(int argc, char **argv)
     add("/ahead/next", test_next);
     add("/ahead/not", test_not);
     add("/ahead/back", test_back);
+    add("/ahead/kept", test_kept);
     add("/ahead/refused", test_refused);
     add("/ahead/punched", test_punched);
     add("/ahead/pattern", test_pattern);

@@ -152,6 +152,7 @@ struct KsmEngine {
     int uffd_wp;            /* blocking write-protect: restore */
     KsmUrgent urgent;
     KsmCrew crew;
+    uint64_t helped_ns;     /* of CPU that helpers used for hashing, ever */
     /* the rooms, from the ground up */
     KsmKinds kinds;
     KsmHasher hasher;

@@ -204,7 +204,7 @@ void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats)
     store.sharing -= asks.users;
     stats->pages_shared = store.shared;
     stats->pages_sharing = store.sharing - store.shared;
-    stats->merge_time += e->stage.helped_ns + store.helped_ns;
+    stats->merge_time += crew_cpu_ns(&e->crew) - e->helped_ns;
     stats->metadata += content_bytes(&e->content) + asks.bytes +
                        sizeof(*e) + PIECE_PAGES / 8 +
                        N_RANGES * sizeof(PmRange) +

@@ -291,6 +291,7 @@ static void pages_hash(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t first)
         crew_wait(&e->crew, &chore[i]);
         v->helped_ns += chore[i].cpu_ns;
     }
+    e->helped_ns += v->helped_ns;
 }
 
 static void tag_prefetch(const KsmEngine *e, const KsmVisit *v,

@@ -123,7 +123,6 @@ static void span_empty(KsmStage *g, const Isolation *s)
 static void span_emptied(KsmStage *g)
 {
     crew_wait(g->crew, &g->emptying.chore);
-    g->helped_ns += g->emptying.chore.cpu_ns;
     g->emptying.chore = (KsmChore) { 0 };
 }
 

@@ -79,7 +79,6 @@ typedef struct KsmStage {
     KsmLost displaced;      /* the owner mapped something else there */
     uint64_t huge_split;    /* huge pages that were taken out, or broken */
     bool swap_stays;        /* the kernel may lose what is moved from swap */
-    uint64_t helped_ns;     /* of CPU that helpers used */
 } KsmStage;
 
 /* What isolation made of a page. */

@@ -22,7 +22,6 @@ static void ahead_wait(KsmAhead *a)
 {
     if (a->crew) {
         crew_wait(a->crew, &a->chore);
-        a->cpu_ns += a->chore.cpu_ns;
         a->chore = (KsmChore) { 0 };
         if (a->ret < 0) {
             a->from = a->to;

@@ -28,7 +28,6 @@ typedef struct KsmAhead {
     uint32_t from, to;      /* slots that have memory, when it is done */
     int ret;                /* ... unless this is -errno, then */
     uint32_t top;           /* the next slot, when it was last asked */
-    uint64_t cpu_ns;        /* that helpers used, ever */
 } KsmAhead;
 
 /*

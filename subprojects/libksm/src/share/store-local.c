@@ -195,7 +195,6 @@ static StoreStats local_stats(KsmStore *s)
         .sharing = p->sharing,
         .leaked = p->leaked,
         .bytes = pool_bytes(p),
-        .helped_ns = p->ahead.cpu_ns,
         .pending = p->n_punch || (p->leaked && !p->keep_all),
     };
 }

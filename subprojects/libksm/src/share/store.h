@@ -101,7 +101,6 @@ typedef struct StoreStats {
     uint64_t leaked;        /* slots without users not to be had (yet) */
     size_t bytes;           /* of memory, for the books */
     bool pending;           /* something is left to tidy() */
-    uint64_t helped_ns;     /* of CPU that helpers used */
 } StoreStats;
 
 /* All are set, but for those that only some stores have: asking, filling. */
