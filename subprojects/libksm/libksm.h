@@ -406,7 +406,7 @@ typedef struct KsmStats {
     uint64_t metadata;          /* the engine's own memory */
     uint64_t page_tables;       /* estimate: VMAs and tables for merging */
     int64_t profit;             /* saved less all of the above */
-    /* stall: isolation to wake, or breaking a huge page, ns */
+    /* stall: isolation to wake, or breaking a huge page, ns; to a quarter */
     uint64_t stall_count, stall_p50, stall_p99, stall_max;
     uint64_t stall[KSM_STALL_BUCKETS];
 } KsmStats;

@@ -82,10 +82,19 @@ def test_everything_at_once(merged: Guest) -> None:
     assert merged.verify() == 0
 
 
+def helpers(guest: Guest) -> int:
+    """Threads of QEMU that help the one that merges."""
+    tasks = Path(f"/proc/{guest.pid}/task").glob("*/comm")
+    return sum(task.read_text().strip() == "ksm-helper" for task in tasks)
+
+
 def test_smp(image: Path, scope_vm: str) -> None:
-    """Four virtual CPUs at once, multi-threaded TCG or KVM."""
-    with Guest(spec_of(scope_vm, cpus=4, load=100), image) as guest:
+    """Four virtual CPUs at once, multi-threaded TCG or KVM; two threads merge."""
+    spec = spec_of(scope_vm, cpus=4, load=100)
+    spec.properties |= {"threads": "2", "max-cpu": "200"}
+    with Guest(spec, image) as guest:
         guest.wait_ready()
+        assert helpers(guest) == 1
         assert guest.state["cpus"] == 4
         guest.command("alloc 16 pattern")
         wait_merged(guest)
@@ -318,6 +327,7 @@ def test_unprivileged_user_and_sandbox(image: Path, scope_vm: str, root: None) -
         "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
     )
     spec = spec_of(scope_vm, user="65534", extra=sandbox)
+    spec.properties["threads"] = "2"
     try:
         with Guest(spec, image) as guest:
             guest.wait_ready()
@@ -326,6 +336,7 @@ def test_unprivileged_user_and_sandbox(image: Path, scope_vm: str, root: None) -
                 assert stats["reasons"]
             else:
                 wait_merged(guest, 100)
+                assert helpers(guest) == 1
             assert guest.verify() == 0
     except GuestError as error:
         # refused at creation: then it names what is missing

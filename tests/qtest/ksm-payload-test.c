@@ -35,6 +35,8 @@ typedef struct Payload {
 static const Payload payloads[] = {
     { "tcg", "tcg", "-accel tcg,thread=multi -smp 4", 4, "" },
     { "kvm", "kvm", "-accel kvm -smp 2", 2, "" },
+    { "tcg-threads", "tcg", "-accel tcg,thread=multi -smp 4", 4, ",threads=2" },
+    { "kvm-threads", "kvm", "-accel kvm -smp 2", 2, ",threads=2" },
 };
 
 /* The same with QEMU's dirty log, and others that use it too. */

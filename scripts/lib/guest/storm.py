@@ -80,6 +80,7 @@ def flavour(rng: Random, sources: tuple[str, ...], socket: Path) -> Flavour:
     tuning = {
         "dirty-tracking": source,
         "max-cpu": str(rng.choice((5, 50, 100, 100, 100))),
+        "threads": str(rng.choice((1, 1, 2, 3))),
         "target-scan-time": str(rng.choice((0, 0, 0, 2))),
         "smart-scan": rng.choice(("on", "off")),
         "run": rng.choice(("on", "on", "on", "on", "off")),

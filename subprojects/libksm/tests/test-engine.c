@@ -1480,15 +1480,16 @@ static void test_stats_stall(void)
     s = util_stats(e);
     g_assert(s.stall[0] == 1 && s.stall[1] == 98 && s.stall[20] == 1);
     g_assert(s.stall_count == 100 && s.stall_max == UINT64_C(1000000000));
-    g_assert(s.stall_p50 == 2000 && s.stall_p99 == 2000);
+    /* to the quarter of a bucket */
+    g_assert(s.stall_p50 == 1250 && s.stall_p99 == 2000);
     stalls_add(&e->merge.stalls, 3000);
     s = util_stats(e);
-    g_assert(s.stall[2] == 1 && s.stall_p50 == 2000 && s.stall_p99 == 4000);
+    g_assert(s.stall[2] == 1 && s.stall_p50 == 2000 && s.stall_p99 == 3500);
     for (unsigned i = 0; i < 200; i++) {
         stalls_add(&e->merge.stalls, UINT64_C(900000000));
     }
     s = util_stats(e);
-    g_assert(s.stall_p50 == UINT64_C(1000000000));
+    g_assert(s.stall_p50 == UINT64_C(917504000));
     g_assert(s.stall_max == UINT64_C(1000000000));
     stalls_add(&e->merge.stalls, UINT64_MAX);
     s = util_stats(e);

@@ -157,7 +157,9 @@ static void merge_sum(const KsmEngine *e, KsmStats *s)
     s->stall_max = m->stalls.max;
     s->stall_p50 = stalls_percentile(&m->stalls, 50);
     s->stall_p99 = stalls_percentile(&m->stalls, 99);
-    memcpy(s->stall, m->stalls.bucket, sizeof(s->stall));
+    for (unsigned i = 0; i < KSM_STALL_BUCKETS; i++) {
+        s->stall[i] = stalls_bucket(&m->stalls, i);
+    }
 }
 
 /* Slots that others hold, too, are paid for by all of them. */
