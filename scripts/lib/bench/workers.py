@@ -30,7 +30,9 @@ def ksmpages(s: Session) -> Metrics:
                         s.worker("ksmpages", engine="ksmd", case=case, mib=mib)
                     )
             ours.append(s.worker("ksmpages", engine="ksm", case=case, mib=mib))
-            two.append(s.worker("ksmpages", engine="ksm", case=case, mib=mib, threads=2))
+            two.append(
+                s.worker("ksmpages", engine="ksm", case=case, mib=mib, threads=2)
+            )
         a, b = medians(ours), medians(theirs)
         two_threads(out, case, medians(two), b)
         out[f"{case}_mbps"] = a["mbps"]

@@ -21,7 +21,10 @@
 #include "base/crew.h"
 #include "base/prim.h"
 
-/* All zeroes but for @crew: not begun.  Of one thread at a time: under the engine's lock. */
+/*
+ * All zeroes but for @crew: not begun.  Of one thread at a time: under the
+ * engine's lock.
+ */
 typedef struct KsmUrgent {
     bool denied;            /* and not asked again: refusals may be logged */
     bool raised;
