@@ -202,8 +202,8 @@ static bool ksm_backend_check_max_cpu(const HostMemoryBackendKsm *ksm,
 
     if (value < 1 || value > 100 * threads) {
         error_setg(errp, "property 'max-cpu' must be 1 to %u (percent of one "
-                   "CPU%s), not %u", 100 * threads,
-                   threads > 1 ? ", with as many 'threads'" : "", value);
+                   "CPU, for each of its 'threads'), not %u", 100 * threads,
+                   value);
         return false;
     }
     return true;

@@ -871,6 +871,19 @@ static void guests_tune(KsmRunner *runner)
     ksm_runner_kick(runner);
 }
 
+/* Some are gone: the engine need not do what was for them alone. */
+static void guests_tune_left(void)
+{
+    KsmGuest *guest;
+
+    QLIST_FOREACH(guest, &ours, next_ours) {
+        if (guest->runner) {
+            guests_tune(guest->runner);
+            return;
+        }
+    }
+}
+
 int ksm_guest_hint(KsmGuest *guest, uint64_t start, size_t length)
 {
     QEMU_LOCK_GUARD(&guest->lock);
@@ -961,6 +974,7 @@ void ksm_guest_free(KsmGuest *guest)
         QLIST_REMOVE(guest, next_ours);
         if (guest->runner) {
             ksm_runner_put(guest->runner);
+            guests_tune_left();
         }
     }
     call_rcu(guest, guest_reclaim, rcu);

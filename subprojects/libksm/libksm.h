@@ -6,8 +6,9 @@
  * The engine finds equal pages in the regions it is given and replaces them
  * by copy-on-write mappings of a pool, as the kernel's KSM does from outside,
  * but knowing what was written (the dirty source of a region) and in runs
- * rather than pages.  It has no thread of its own: ksm_step() does a bounded
- * amount of work and says when to be called next.
+ * rather than pages.  It has no thread of its own, unless it is told to have
+ * some that help: ksm_step() does a bounded amount of work and says when to be
+ * called next.
  *
  * Units: addresses and lengths in bytes, multiples of the page size; times
  * in ns; "pages" are base pages (4096 bytes).

@@ -73,7 +73,8 @@ static const Refusal refusals[] = {
     { "max-cpu-0", OBJECT ",max-cpu=0", "must be 1 to 100" },
     { "max-cpu-101", OBJECT ",max-cpu=101", "must be 1 to 100" },
     { "max-cpu-threads", OBJECT ",max-cpu=201,threads=2",
-      "must be 1 to 200 (percent of one CPU, with as many 'threads'), not 201" },
+      "must be 1 to 200 (percent of one CPU, for each of its 'threads'), "
+      "not 201" },
     { "max-cpu-70000", OBJECT ",max-cpu=70000", "expects uint16_t" },
     { "max-cpu-negative", OBJECT ",max-cpu=-1", "expects a uint64" },
     { "max-cpu-type", OBJECT ",max-cpu=all", "expects a uint64" },

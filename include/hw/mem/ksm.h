@@ -34,9 +34,9 @@ typedef struct KsmGuestConfig {
     bool dump;                  /* core dumps have it, at first */
 } KsmGuestConfig;
 
-/* Properties that may change while the guest runs. */
 #define KSM_GUEST_THREADS 16        /* at most */
 
+/* Properties of the engine; all but @threads may change while it runs. */
 typedef struct KsmGuestTuning {
     bool run;
     bool smart_scan;

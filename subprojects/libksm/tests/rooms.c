@@ -575,6 +575,7 @@ void rooms_release(Rooms *f, RoomsSpan *span)
     Isolation *s = &span->s;
 
     stage_release(&f->stage, s);
+    stage_empty(&f->stage);
     if (s->registered || s->untracked) {
         dirty_track(&f->dirty, span->region, s->home, s->n * PAGE);
     }

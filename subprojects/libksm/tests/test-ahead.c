@@ -153,6 +153,61 @@ static void test_not(Fixture *f, gconstpointer data)
     g_assert(allocated == 3 && punched == 0);
 }
 
+static uint64_t late_ns;
+
+static uint64_t clock_late(void)
+{
+    return prim_real.now_ns() + late_ns;
+}
+
+/* What was had for long may be in swap: it is asked for again. */
+static void test_old(Fixture *f, gconstpointer data)
+{
+    uint32_t slot;
+
+    if (is_huge(f)) {
+        return;
+    }
+    prim.now_ns = clock_late;
+    take(f, 200);
+    pool_ahead(&f->pool);
+    settle(f);
+    late_ns = 1000000000;
+    slot = take(f, 100);
+    g_assert(allocated == 3 && asked_at == slot && asked_len == 100);
+    g_assert(ahead_bytes(&f->pool.ahead) == 100 * PAGE_BYTES);
+    /* fewer now, but what is there stays to be had */
+    take(f, 10);
+    pool_ahead(&f->pool);
+    settle(f);
+    g_assert(allocated == 5 && asked_at == 310 && asked_len == 110);
+    g_assert(file_pages(f) == 420);
+    take(f, 110);
+    g_assert(allocated == 5);
+    prim.now_ns = prim_real.now_ns;
+}
+
+/* What is there already is of any node. */
+static void test_node(Fixture *f, gconstpointer data)
+{
+    uint32_t slot;
+
+    if (is_huge(f)) {
+        return;
+    }
+    take(f, 200);
+    pool_ahead(&f->pool);
+    settle(f);
+    f->pool.node = 0;
+    slot = take(f, 80);
+    g_assert(punched == 1);
+    g_assert(allocated == 3 && asked_at == slot && asked_len == 80);
+    g_assert(file_pages(f) == 400);
+    f->pool.node = -1;
+    take(f, 120);
+    g_assert(allocated == 3);
+}
+
 /* Those that nobody has taken go back; what was taken stays. */
 static void test_back(Fixture *f, gconstpointer data)
 {
@@ -305,6 +360,8 @@ int main(int argc, char **argv)
     g_test_init(&argc, &argv, NULL);
     add("/ahead/next", test_next);
     add("/ahead/not", test_not);
+    add("/ahead/old", test_old);
+    add("/ahead/node", test_node);
     add("/ahead/back", test_back);
     add("/ahead/kept", test_kept);
     add("/ahead/refused", test_refused);

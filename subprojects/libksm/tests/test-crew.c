@@ -109,7 +109,6 @@ static void test_each(gconstpointer data)
 {
     g_autofree Mark *m = g_new0(Mark, MANY);
     KsmCrew c = { 0 };
-    unsigned helped = 0;
     KsmChore nothing = { 0 };
 
     g_assert(crew_set(&c, GPOINTER_TO_UINT(data)) == 0);
@@ -126,10 +125,9 @@ static void test_each(gconstpointer data)
     for (unsigned i = 0; i < MANY; i++) {
         crew_wait(&c, &m[i].chore);
         g_assert(m[i].times == 1);
-        helped += !mark_is_mine(&m[i]);
     }
     crew_end(&c);
-    g_assert(!crew_helps(&c) && helped);
+    g_assert(!crew_helps(&c));
 }
 
 /*

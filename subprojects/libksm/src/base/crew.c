@@ -20,20 +20,24 @@ static void chore_take(KsmCrew *c, KsmChore *chore)
     }
 }
 
-/* Called and left with the mutex held. */
-static void chore_help(KsmCrew *c, KsmChore *chore)
+/*
+ * Called and left with the mutex held.  @cpu: of this thread, when it ended the
+ * chore before: sleeping and waking are paid for, too.
+ */
+static void chore_help(KsmCrew *c, KsmChore *chore, uint64_t *cpu)
 {
-    uint64_t cpu = prim.cpu_ns();
+    uint64_t now;
 
     chore_take(c, chore);
     chore->state = CHORE_BEGUN;
     c->busy++;
     pthread_mutex_unlock(&c->mutex);
     chore->work(chore->opaque);
-    cpu = prim.cpu_ns() - cpu;
+    now = prim.cpu_ns();
     pthread_mutex_lock(&c->mutex);
-    chore->cpu_ns = cpu;
-    c->cpu_ns += cpu;
+    chore->cpu_ns = now - *cpu;
+    c->cpu_ns += chore->cpu_ns;
+    *cpu = now;
     c->busy--;
     chore->state = CHORE_DONE;
     pthread_cond_signal(&c->done);
@@ -41,12 +45,13 @@ static void chore_help(KsmCrew *c, KsmChore *chore)
 
 static void *helper_main(void *opaque)
 {
+    uint64_t cpu = prim.cpu_ns();
     KsmCrew *c = opaque;
 
     pthread_mutex_lock(&c->mutex);
     while (c->first || !c->ends) {
         if (c->first) {
-            chore_help(c, c->first);
+            chore_help(c, c->first, &cpu);
         } else {
             c->idle++;
             pthread_cond_wait(&c->given, &c->mutex);
@@ -68,30 +73,8 @@ static void crew_begin(KsmCrew *c)
     c->ends = false;
 }
 
-int crew_set(KsmCrew *c, unsigned helpers)
+static void crew_disband(KsmCrew *c)
 {
-    if (helpers == c->n) {
-        return 0;
-    }
-    crew_end(c);
-    crew_begin(c);
-    while (c->n < helpers) {
-        int ret = prim.thread(&c->thread[c->n], helper_main, c);
-
-        if (ret < 0) {
-            crew_end(c);
-            return ret;
-        }
-        c->n++;
-    }
-    return 0;
-}
-
-void crew_end(KsmCrew *c)
-{
-    if (!c->n) {
-        return;
-    }
     pthread_mutex_lock(&c->mutex);
     c->ends = true;
     pthread_cond_broadcast(&c->given);
@@ -102,6 +85,35 @@ void crew_end(KsmCrew *c)
     pthread_cond_destroy(&c->given);
     pthread_cond_destroy(&c->done);
     pthread_mutex_destroy(&c->mutex);
+}
+
+int crew_set(KsmCrew *c, unsigned helpers)
+{
+    if (helpers == c->n) {
+        return 0;
+    }
+    crew_end(c);
+    if (!helpers) {
+        return 0;
+    }
+    crew_begin(c);
+    while (c->n < helpers) {
+        int ret = prim.thread(&c->thread[c->n], helper_main, c);
+
+        if (ret < 0) {
+            crew_disband(c);
+            return ret;
+        }
+        c->n++;
+    }
+    return 0;
+}
+
+void crew_end(KsmCrew *c)
+{
+    if (c->n) {
+        crew_disband(c);
+    }
 }
 
 void crew_forked(KsmCrew *c)
@@ -172,12 +184,13 @@ void crew_quiet(KsmCrew *c)
 
 uint64_t crew_cpu_ns(KsmCrew *c)
 {
-    uint64_t cpu = c ? c->cpu_ns : 0;
+    uint64_t cpu;
 
-    if (crew_helps(c)) {
-        pthread_mutex_lock(&c->mutex);
-        cpu = c->cpu_ns;
-        pthread_mutex_unlock(&c->mutex);
+    if (!crew_helps(c)) {
+        return c ? c->cpu_ns : 0;
     }
+    pthread_mutex_lock(&c->mutex);
+    cpu = c->cpu_ns;
+    pthread_mutex_unlock(&c->mutex);
     return cpu;
 }

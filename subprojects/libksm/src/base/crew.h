@@ -12,7 +12,8 @@
  * A helper may lose its CPU in the middle, and hold a lock of the kernel's then.
  * So while guests wait, for pages that are isolated or as writers, the thread
  * that steps, which is urgent then (urgent.h), does all by itself: before, it
- * waits for whatever could be in its way.
+ * waits for whatever could be in its way.  (A lock of the address space that a
+ * helper has may be waited for at other times, as any thread's.)
  */
 #ifndef KSM_CREW_H
 #define KSM_CREW_H
@@ -39,7 +40,7 @@ typedef struct KsmChore {
 } KsmChore;
 
 /*
- * All zeroes: no helpers, as NULL in the functions below.  Of one thread at a
+ * All zeroes: no helpers, as NULL where chores are given.  Of one thread at a
  * time, but for the helpers themselves.
  */
 typedef struct KsmCrew {

@@ -35,6 +35,12 @@ static bool may_be_raised(void)
 
 void urgent_begin(KsmUrgent *u)
 {
+    crew_quiet(u->crew);
+    urgent_begin_beside(u);
+}
+
+void urgent_begin_beside(KsmUrgent *u)
+{
     g_assert(!u->raised);
     if (u->denied) {
         return;

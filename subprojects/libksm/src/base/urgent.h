@@ -28,14 +28,19 @@
 typedef struct KsmUrgent {
     bool denied;            /* and not asked again: refusals may be logged */
     bool raised;
-    KsmCrew *crew;          /* or NULL: who helps that thread otherwise */
+    KsmCrew *crew;          /* or NULL: who helps that thread at other times */
     /* where it is raised: as it was before */
     int policy;
     int slack_ns;           /* of timers; negative: not known */
 } KsmUrgent;
 
-/* Not twice: urgent_end() of the same thread comes first. */
+/*
+ * Not twice: urgent_end() of the same thread comes first.  Helpers have nothing
+ * in hand then.
+ */
 void urgent_begin(KsmUrgent *u);
+/* For who has seen to it that what helpers are at cannot be in the way. */
+void urgent_begin_beside(KsmUrgent *u);
 void urgent_end(KsmUrgent *u);
 
 #endif

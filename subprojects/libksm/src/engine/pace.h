@@ -3,9 +3,9 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Work is measured in CPU time of the stepping thread and its helpers.  After a slice the
- * engine rests to keep the share that the user allows; a target scan time only
- * slows it, by spreading a pass.
+ * Work is measured in CPU time of the stepping thread and its helpers.  After a
+ * slice the engine rests to keep the share that the user allows; a target scan
+ * time only slows it, by spreading a pass.
  */
 #ifndef KSM_PACE_H
 #define KSM_PACE_H

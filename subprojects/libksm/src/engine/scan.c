@@ -35,6 +35,11 @@
 #define BACKOFF_MAX     6u      /* log2 of passes */
 #define BACKOFF_FORK    3u
 
+static uint64_t pass_min_ns(const KsmEngine *e)
+{
+    return PASS_MIN_NS / MIN(engine_max_cpu(e), 100);
+}
+
 /* For KsmChunk.failed_in and visited_in; 0: in none. */
 static uint8_t pass_mark(const KsmScan *s)
 {
@@ -165,7 +170,7 @@ static void next_soon(KsmEngine *e, const KsmChunk *c)
     promise_waits(&s->promise, c->gain);
     if (s->phase == PHASE_START &&
         promise_make(&s->promise, e->total.merged, now)) {
-        s->due = MIN(s->due, MAX(s->started + PASS_MIN_NS / MIN(engine_max_cpu(e), 100),
+        s->due = MIN(s->due, MAX(s->started + pass_min_ns(e),
                                  now + IDLE_MIN_NS));
     }
 }
@@ -207,7 +212,7 @@ static unsigned backoff_max(const KsmRegion *r)
 static void rest_shorten(KsmEngine *e)
 {
     KsmScan *s = &e->scan;
-    uint64_t soon = MAX(s->started + PASS_MIN_NS / MIN(engine_max_cpu(e), 100),
+    uint64_t soon = MAX(s->started + pass_min_ns(e),
                         prim.now_ns() + IDLE_MIN_NS);
 
     if (s->settle || e->follow.phase == FOLLOW_MERGE || s->due <= soon ||
@@ -490,7 +495,7 @@ static void pass_end(KsmEngine *e)
     s->idle_ns = pass_rest(e);
     /* what is merged from now on, also between passes, is for the next one */
     s->merged = e->total.merged;
-    s->due = MAX(s->started + PASS_MIN_NS / MIN(engine_max_cpu(e), 100),
+    s->due = MAX(s->started + pass_min_ns(e),
                  prim.now_ns() + s->idle_ns);
     if (s->settle && store_is_remote(e->content.store) && !starved_lately(e)) {
         s->due = MAX(s->due, s->started + SETTLE_NS);

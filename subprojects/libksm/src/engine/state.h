@@ -43,6 +43,8 @@ typedef struct KsmVisit {
     unsigned n;             /* pages that are hashed */
     uint16_t which[CHUNK_PAGES];
     uint64_t hash[CHUNK_PAGES];
+    const KsmHasher *hasher;
+    bool zero_only;         /* of pages that are not zeroes nothing is told */
     const char *first;      /* where the chunk begins */
     atomic_uint taken;      /* of those pages, to be hashed by who took them */
     uint64_t helped_ns;     /* of CPU that helpers used */

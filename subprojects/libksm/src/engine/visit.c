@@ -227,10 +227,9 @@ static bool page_wanted(KsmEngine *e, const KsmVisit *v, KsmRegion *r,
     return (s == PAGE_NEW || known) && !page_skip(e, r, page);
 }
 
-static uint64_t zero_or_not(const KsmEngine *e, const char *page)
+static uint64_t zero_or_not(const KsmHasher *h, const char *page)
 {
-    return bytes_are_zero(page, PAGE_BYTES) ? e->hasher.zero
-                                            : ~e->hasher.zero;
+    return bytes_are_zero(page, PAGE_BYTES) ? h->zero : ~h->zero;
 }
 
 static void pages_want(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t first)
@@ -244,28 +243,27 @@ static void pages_want(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t first)
     }
 }
 
-static void page_hash(const KsmEngine *e, KsmVisit *v, unsigned k)
+static void page_hash(KsmVisit *v, unsigned k)
 {
     const char *page = v->first + v->which[k] * PAGE_BYTES;
 
     if (k + 1 < v->n) {
         page_prefetch(v->first + v->which[k + 1] * PAGE_BYTES);
     }
-    v->hash[k] = engine_zero_only(e) ? zero_or_not(e, page)
-                                     : hash_page(&e->hasher, page);
+    v->hash[k] = v->zero_only ? zero_or_not(v->hasher, page)
+                              : hash_page(v->hasher, page);
 }
 
 /* The wanted pages that nobody else has taken; also by helpers. */
 static void pages_hash_rest(void *opaque)
 {
-    KsmEngine *e = opaque;
-    KsmVisit *v = &e->scan.visit;
+    KsmVisit *v = opaque;
     unsigned k;
 
     KSM_TSAN_IGNORE_BEGIN();
     while ((k = atomic_fetch_add(&v->taken, HASH_PIECE)) < v->n) {
         for (unsigned end = MIN(k + HASH_PIECE, v->n); k < end; k++) {
-            page_hash(e, v, k);
+            page_hash(v, k);
         }
     }
     KSM_TSAN_IGNORE_END();
@@ -279,14 +277,16 @@ static void pages_hash(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t first)
 
     pages_want(e, v, r, first);
     helpers = MIN(e->crew.n, v->n / HASH_MIN);
+    v->hasher = &e->hasher;
+    v->zero_only = engine_zero_only(e);
     v->first = page_addr(r, first);
     v->taken = 0;
     v->helped_ns = 0;
     for (unsigned i = 0; i < helpers; i++) {
-        chore[i] = (KsmChore) { .work = pages_hash_rest, .opaque = e };
+        chore[i] = (KsmChore) { .work = pages_hash_rest, .opaque = v };
         crew_give(&e->crew, &chore[i]);
     }
-    pages_hash_rest(e);
+    pages_hash_rest(v);
     for (unsigned i = 0; i < helpers; i++) {
         crew_wait(&e->crew, &chore[i]);
         v->helped_ns += chore[i].cpu_ns;

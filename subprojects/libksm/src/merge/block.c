@@ -21,7 +21,6 @@ int block_begin(Block *b, KsmUrgent *urgent, int uffd_wp, void *addr,
     if (ret < 0) {
         return ret;
     }
-    crew_quiet(urgent->crew);
     urgent_begin(urgent);
     prim.signals_block(&b->signals);
     ret = prim.uffd_protect(&b->range, true);

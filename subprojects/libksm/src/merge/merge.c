@@ -619,7 +619,6 @@ static uint64_t huge_break(KsmMerge *m, char *at)
 {
     uint64_t t;
 
-    crew_quiet(m->stage->crew);
     urgent_begin(m->stage->urgent);
     t = prim.now_ns();
     prim.advise(at, PAGE_BYTES, MADV_COLD);
@@ -693,6 +692,7 @@ unsigned merge_plan(KsmMerge *m)
         span_start(&s, p, p->span[i]);
         merged += span_merge(m, &s);
     }
+    stage_empty(m->stage);
     prim.signals_restore(&old);
     store_ahead(m->content->store);
     region_count_runs(r, p->chunk);

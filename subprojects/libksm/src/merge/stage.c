@@ -100,35 +100,60 @@ static void area_empty(void *opaque)
     area_empty_tables(m->stage, m->at);
 }
 
-static void span_empty(KsmStage *g, const Isolation *s)
+/* What is staged may go, with what is to go already. */
+static void span_goes(KsmStage *g, const Isolation *s)
 {
     StageEmptying *m = &g->emptying;
+    char *end = s->staged + s->n * PAGE_BYTES;
     /* a move that failed may have left a page table, too */
     bool tables = s->huge && !s->whole && s->registered;
 
-    if (s->any || tables) {
-        g->huge_split += s->huge && !tables;
-        *m = (StageEmptying) {
-            .chore = { .work = area_empty, .opaque = m },
-            .stage = g,
-            .at = s->staged,
-            .len = s->n * PAGE_BYTES,
-            .tables = tables,
-        };
+    if (!s->any && !tables) {
+        return;
+    }
+    g->huge_split += s->huge && !tables;
+    m->stage = g;
+    m->len = m->due ? MAX(m->at + m->len, end) - MIN(m->at, s->staged)
+                    : s->n * PAGE_BYTES;
+    m->at = m->due ? MIN(m->at, s->staged) : s->staged;
+    m->tables = tables;
+    m->due = true;
+}
+
+void stage_empty(KsmStage *g)
+{
+    StageEmptying *m = &g->emptying;
+
+    if (m->due) {
+        m->due = false;
+        m->chore = (KsmChore) { .work = area_empty, .opaque = m };
         crew_give(g->crew, &m->chore);
     }
 }
 
-/* Nobody is to hold the lock of the address space while pages are away. */
-static void span_emptied(KsmStage *g)
+static void stage_emptied(KsmStage *g)
 {
+    stage_empty(g);
     crew_wait(g->crew, &g->emptying.chore);
     g->emptying.chore = (KsmChore) { 0 };
 }
 
+/* Nobody is to hold the lock of the address space while pages are away. */
+static void stage_ready(KsmStage *g, const Isolation *s)
+{
+    const StageEmptying *m = &g->emptying;
+    const char *end = s->staged + s->n * PAGE_BYTES;
+
+    /* what is to go from where else in the area can wait */
+    if (!m->due || s->huge || m->tables ||
+        (s->staged < m->at + m->len && m->at < end)) {
+        stage_emptied(g);
+    }
+}
+
 void stage_close(KsmStage *g)
 {
-    span_emptied(g);
+    stage_emptied(g);
     if (g->map) {
         prim.unmap(g->map, g->map_len);
     }
@@ -396,12 +421,13 @@ bool stage_isolate(KsmStage *g, Isolation *s)
 {
     bool moved;
 
-    span_emptied(g);
-    urgent_begin(g->urgent);
-    s->began_ns = prim.now_ns();
-    s->began_cpu = prim.cpu_ns();
     s->staged = (s->huge ? g->huge : g->small) +
                 (uintptr_t)s->home % CHUNK_BYTES;
+    stage_ready(g, s);
+    /* memory for slots may be looked for meanwhile: nothing asks for that */
+    urgent_begin_beside(g->urgent);
+    s->began_ns = prim.now_ns();
+    s->began_cpu = prim.cpu_ns();
     moved = take_out(g, s);
     s->spent.n = s->n;
     s->spent.isolate_ns = prim.cpu_ns() - s->began_cpu;
@@ -439,7 +465,7 @@ void stage_release(KsmStage *g, Isolation *s)
     s->spent.isolate_ns += end - t;
     s->spent.cpu_ns = end - s->began_cpu;
     urgent_end(g->urgent);
-    span_empty(g, s);
+    span_goes(g, s);
     lost_tell(&g->poisoned, "were lost: the memory they were in failed "
               "while they were isolated; whoever needs them gets a signal");
     lost_tell(&g->displaced, "were dropped: their owner unmapped them, "

@@ -59,6 +59,7 @@ typedef struct StageEmptying {
     char *at;
     size_t len;
     bool tables;            /* they go, too */
+    bool due;               /* and nobody was told so far */
 } StageEmptying;
 
 typedef struct KsmStage {
@@ -153,9 +154,16 @@ typedef struct StageRun {
 void stage_keep(KsmStage *g, Isolation *s, const StageRun *run, unsigned n);
 
 /*
- * Nobody waits for the span any more.  The staging area is emptied until the
- * next isolation; tells the user, once, of pages that were given up.
+ * Nobody waits for the span any more.  What is staged is to go; tells the user,
+ * once, of pages that were given up.
  */
 void stage_release(KsmStage *g, Isolation *s);
+
+/*
+ * Empties the staging area, or has a helper do it, which then has the lock of the
+ * address space: so not before all that needs that for a chunk is done.  (Until
+ * then other spans of the same chunk may be isolated: they have other places.)
+ */
+void stage_empty(KsmStage *g);
 
 #endif

@@ -9,6 +9,8 @@
 #include "base/prim.h"
 #include "share/ahead.h"
 
+#define FRESH_NS    UINT64_C(100000000)
+
 static void ahead_work(void *opaque)
 {
     KsmAhead *a = opaque;
@@ -20,13 +22,11 @@ static void ahead_work(void *opaque)
 /* Then no helper is at it. */
 static void ahead_wait(KsmAhead *a)
 {
-    if (a->crew) {
-        crew_wait(a->crew, &a->chore);
-        a->chore = (KsmChore) { 0 };
-        if (a->ret < 0) {
-            a->from = a->to;
-            a->ret = 0;
-        }
+    crew_wait(a->crew, &a->chore);
+    a->chore = (KsmChore) { 0 };
+    if (a->ret < 0) {
+        a->from = a->to = 0;
+        a->ret = 0;
     }
 }
 
@@ -38,7 +38,7 @@ unsigned ahead_take(KsmAhead *a, uint32_t slot, unsigned n)
     }
     n = MIN(n, a->to - slot);
     a->from = slot + n;
-    return n;
+    return prim.now_ns() - a->asked_ns < FRESH_NS ? n : 0;
 }
 
 void ahead_forget(KsmAhead *a, uint32_t slot, unsigned n)
@@ -49,7 +49,7 @@ void ahead_forget(KsmAhead *a, uint32_t slot, unsigned n)
     }
 }
 
-void ahead_ask(KsmAhead *a, uint32_t top, uint32_t end)
+void ahead_ask(KsmAhead *a, int fd, uint32_t top, uint32_t end)
 {
     unsigned want = MIN(MIN(top - a->top, AHEAD_MAX), end - top);
 
@@ -58,12 +58,11 @@ void ahead_ask(KsmAhead *a, uint32_t top, uint32_t end)
         return;
     }
     ahead_wait(a);
-    if (top < a->from || top + want <= a->to) {
-        return;
-    }
-    /* what it has of those already costs next to nothing */
+    a->fd = fd;
+    a->asked_ns = prim.now_ns();
+    /* what is there already costs next to nothing */
     a->from = top;
-    a->to = top + want;
+    a->to = MAX(a->to, top + want);
     a->chore = (KsmChore) { .work = ahead_work, .opaque = a };
     crew_give(a->crew, &a->chore);
 }
@@ -86,5 +85,5 @@ void ahead_end(KsmAhead *a, uint32_t top)
             return;
         }
     }
-    a->from = a->to;
+    a->from = a->to = 0;
 }

@@ -9,8 +9,8 @@
  * helpers one of them asks for those in advance, as many as the last plan took.
  * What nobody has taken by the end of a pass goes back.
  *
- * It is waited for before any other slot gets memory, so it never holds the
- * file's lock when isolated pages are written to it.
+ * It is waited for before a plan's slots get memory, so it never holds the file's
+ * lock when isolated pages are written to it.
  */
 #ifndef KSM_AHEAD_H
 #define KSM_AHEAD_H
@@ -20,10 +20,11 @@
 #define AHEAD_MAX   512u    /* slots */
 #define AHEAD_MIN   64u     /* less is not worth a helper's time */
 
-/* All zeroes, but for the file: does nothing. */
+/* All zeroes, but for @crew. */
 typedef struct KsmAhead {
     KsmCrew *crew;
     int fd;
+    uint64_t asked_ns;      /* when it was last asked */
     KsmChore chore;
     uint32_t from, to;      /* slots that have memory, when it is done */
     int ret;                /* ... unless this is -errno, then */
@@ -32,7 +33,8 @@ typedef struct KsmAhead {
 
 /*
  * How many of the @n slots from @slot on have memory: the first ones.  Nobody
- * asks for those again.
+ * asks for those again.  What was had for long does not count: by now it may be
+ * in swap, from where only asking again brings it back.
  */
 unsigned ahead_take(KsmAhead *a, uint32_t slot, unsigned n);
 
@@ -40,10 +42,10 @@ unsigned ahead_take(KsmAhead *a, uint32_t slot, unsigned n);
 void ahead_forget(KsmAhead *a, uint32_t slot, unsigned n);
 
 /*
- * Asks for as many as were taken since the last call: from @top on, the next one
- * that will be, and below @end.
+ * Asks for as many slots of the file as were taken since the last call: from
+ * @top on, the next one that will be, and below @end.
  */
-void ahead_ask(KsmAhead *a, uint32_t top, uint32_t end);
+void ahead_ask(KsmAhead *a, int fd, uint32_t top, uint32_t end);
 
 /* Memory of slots that nobody has taken. */
 size_t ahead_bytes(const KsmAhead *a);

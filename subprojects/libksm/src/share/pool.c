@@ -765,8 +765,7 @@ void pool_untake(KsmPool *p, uint32_t slot, unsigned n)
 void pool_ahead(KsmPool *p)
 {
     if (p->node < 0) {
-        p->ahead.fd = p->fd;
-        ahead_ask(&p->ahead, p->top, p->file_slots);
+        ahead_ask(&p->ahead, p->fd, p->top, p->file_slots);
     }
 }
 
@@ -800,6 +799,11 @@ int pool_allocate(KsmPool *p, uint32_t slot, unsigned n)
 {
     unsigned had = ahead_take(&p->ahead, slot, n);
 
+    if (p->node >= 0 && had) {
+        /* it may be of another node */
+        slots_punch(p, slot, had);
+        had = 0;
+    }
     return had == n ? 0 : allocate_there(p, slot + had, n - had);
 }
 

@@ -165,6 +165,7 @@ static bool local_gives_up(KsmStore *s)
 
 static void local_flush(KsmStore *s)
 {
+    pool_ahead_end(store_local_pool(s));
     pool_flush(store_local_pool(s));
 }
 
@@ -177,8 +178,11 @@ static void local_pass(KsmStore *s)
 
 static void local_ahead(KsmStore *s)
 {
-    store_local_pool(s)->ahead.crew = s->crew;
-    pool_ahead(store_local_pool(s));
+    KsmPool *p = store_local_pool(s);
+
+    p->node = s->node;
+    p->ahead.crew = s->crew;
+    pool_ahead(p);
 }
 
 static bool local_tidy(KsmStore *s)
