@@ -570,16 +570,21 @@ void rooms_put_back(Rooms *f, RoomsSpan *span)
     stage_put_back(&f->stage, &span->s, 0, span->s.n);
 }
 
-void rooms_release(Rooms *f, RoomsSpan *span)
+void rooms_let_go(Rooms *f, RoomsSpan *span)
 {
     Isolation *s = &span->s;
 
     stage_release(&f->stage, s);
-    stage_empty(&f->stage);
     if (s->registered || s->untracked) {
         dirty_track(&f->dirty, span->region, s->home, s->n * PAGE);
     }
     prim.signals_restore(&span->signals);
+}
+
+void rooms_release(Rooms *f, RoomsSpan *span)
+{
+    rooms_let_go(f, span);
+    stage_empty(&f->stage);
 }
 
 bool rooms_remote(const Rooms *f)

@@ -109,6 +109,8 @@ bool rooms_isolate(Rooms *f, RoomsSpan *span, KsmRegion *r, size_t page,
                    unsigned n);
 void rooms_put_back(Rooms *f, RoomsSpan *span);
 void rooms_release(Rooms *f, RoomsSpan *span);
+/* The same, but what was staged is left there. */
+void rooms_let_go(Rooms *f, RoomsSpan *span);
 
 /* Over the fake store, which fills slots before pages are isolated? */
 bool rooms_remote(const Rooms *f);

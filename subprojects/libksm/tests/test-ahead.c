@@ -12,6 +12,7 @@
 #include "base/page.h"
 #include "base/prim.h"
 #include "share/pool.h"
+#include "share/store-local.h"
 #include "util.h"
 
 typedef struct Fixture {
@@ -184,6 +185,19 @@ static void test_old(Fixture *f, gconstpointer data)
     g_assert(file_pages(f) == 420);
     take(f, 110);
     g_assert(allocated == 5);
+    pool_ahead(&f->pool);
+    settle(f);
+    g_assert(allocated == 6 && asked_at == 420 && asked_len == 110);
+    take(f, 70);
+    pool_ahead(&f->pool);
+    settle(f);
+    g_assert(allocated == 7 && asked_at == 490 && asked_len == 70);
+    take(f, 64);
+    g_assert(allocated == 7 && ahead_bytes(&f->pool.ahead) == 6 * PAGE_BYTES);
+    pool_ahead(&f->pool);
+    settle(f);
+    /* six that were there, and 58 */
+    g_assert(allocated == 8 && asked_at == 554 && asked_len == 64);
     prim.now_ns = prim_real.now_ns;
 }
 
@@ -232,6 +246,43 @@ static void test_back(Fixture *f, gconstpointer data)
     g_assert(allocated == 3 && asked_at == slot && asked_len == 10);
     pool_ahead_end(&f->pool);
     g_assert(punched == 1);
+    /* fewer than were given back: the others have none */
+    take(f, AHEAD_MIN);
+    pool_ahead(&f->pool);
+    settle(f);
+    n = asked_len;
+    g_assert(asked_at == f->pool.top && n < 200);
+    allocated = 0;
+    take(f, n + 30);
+    g_assert(allocated == 1 && asked_len == 30);
+}
+
+/* A store that is told to flush has nothing to spare. */
+static void test_flush(Fixture *f, gconstpointer data)
+{
+    int err;
+    KsmStore *s = store_local_new(4, &err);
+    KsmPool *p = store_local_pool(s);
+    unsigned n = 200;
+    uint32_t slot;
+
+    g_assert(s && store_reserve(s, 4 * CHUNK_PAGES) == 0);
+    s->crew = &f->crew;
+    slot = pool_take(p, &n);
+    g_assert(store_allocate(s, slot, n) == 0);
+    store_ahead(s);
+    g_assert(ahead_bytes(&p->ahead) == 200 * PAGE_BYTES);
+    store_flush(s);
+    g_assert(ahead_bytes(&p->ahead) == 0);
+    store_ahead(s);
+    g_assert(ahead_bytes(&p->ahead) == 0);
+    /* who asks for memory of a node now gets none of what is anywhere */
+    s->node = 0;
+    n = 200;
+    pool_take(p, &n);
+    store_ahead(s);
+    g_assert(ahead_bytes(&p->ahead) == 0);
+    store_free(s);
 }
 
 static int no_punch(int fd, off_t offset, off_t len)
@@ -363,6 +414,7 @@ int main(int argc, char **argv)
     add("/ahead/old", test_old);
     add("/ahead/node", test_node);
     add("/ahead/back", test_back);
+    add("/ahead/flush", test_flush);
     add("/ahead/kept", test_kept);
     add("/ahead/refused", test_refused);
     add("/ahead/punched", test_punched);

@@ -248,10 +248,14 @@ static void test_cpu(void)
     gate_open(&g);
     crew_wait(&c, &g.chore);
     g_assert(g.chore.cpu_ns == 1000 && crew_cpu_ns(&c) == 1000);
+    gate_give(&c, &g);
+    gate_open(&g);
+    crew_wait(&c, &g.chore);
+    g_assert(g.chore.cpu_ns == 1000 && crew_cpu_ns(&c) == 2000);
     crew_end(&c);
     /* ... ever: also of those that are gone */
-    g_assert(crew_cpu_ns(&c) == 1000);
-    g_assert(crew_set(&c, 2) == 0 && crew_cpu_ns(&c) == 1000);
+    g_assert(crew_cpu_ns(&c) == 2000);
+    g_assert(crew_set(&c, 2) == 0 && crew_cpu_ns(&c) == 2000);
     crew_end(&c);
     prim.cpu_ns = prim_real.cpu_ns;
 }

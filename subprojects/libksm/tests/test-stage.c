@@ -379,6 +379,42 @@ static void test_back(gconstpointer data)
     }
 }
 
+/*
+ * Of a chunk several spans are isolated before what they were copied from goes.
+ * What comes to where such a page is, is not taken for it.
+ */
+static void test_again(void)
+{
+    RoomsSpan span;
+    Scene s;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    /* pages go back as copies */
+    s.f.costs.back_ns = 1000000000;
+    isolate_all(&s, &span, 10, 50);
+    rooms_put_back(&s.f, &span);
+    rooms_let_go(&s.f, &span);
+    g_assert(h.copied == 50 && rooms_staged(&s.f) == 50);
+    /* beside it, on both sides */
+    isolate_all(&s, &span, 100, 20);
+    g_assert(rooms_staged(&s.f) == 70);
+    rooms_put_back(&s.f, &span);
+    rooms_let_go(&s.f, &span);
+    isolate_all(&s, &span, 2, 8);
+    g_assert(rooms_staged(&s.f) == 78);
+    rooms_put_back(&s.f, &span);
+    rooms_let_go(&s.f, &span);
+    mem_fill_run(s.b, 15, 40, 1 << 20, 1);
+    isolate_all(&s, &span, 58, 43);
+    g_assert(rooms_staged(&s.f) == 43);
+    rooms_put_back(&s.f, &span);
+    rooms_release(&s.f, &span);
+    g_assert(rooms_staged(&s.f) == 0);
+    scene_end(&s);
+}
+
 /* Waiting for the lock of the address space: not CPU time. */
 static struct {
     uint64_t late;          /* ns */
@@ -1006,6 +1042,7 @@ int main(int argc, char **argv)
                          test_back);
     g_test_add_func("/stage/wake", test_wake);
     g_test_add_func("/stage/few-calls", test_few_calls);
+    g_test_add_func("/stage/again", test_again);
     g_test_add_data_func("/stage/drop/small", GINT_TO_POINTER(MEM_SMALL),
                          test_drop);
     g_test_add_data_func("/stage/drop/huge", GINT_TO_POINTER(MEM_HUGE),
