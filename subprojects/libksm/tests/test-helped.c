@@ -145,6 +145,7 @@ static void test_waits(gconstpointer data)
     ksm_engine_set_threads(p.e, 2);
     watch(p.e);
     util_passes(p.e, 6);
+    crew_quiet(&p.e->crew);
     g_assert(util_stats(p.e).pages_sharing > 600);
     g_assert(emptied && allocated && waits);
     before = waits;
