@@ -97,7 +97,9 @@ static void test_alone(void)
         g_assert(m.times == 1 && mark_is_mine(&m) && !m.chore.cpu_ns);
         crew_wait(c, &m.chore);
         crew_wait(c, &nothing);
-        crew_quiet(c);
+        crew_pause(c);
+        mark_give(c, &m);
+        crew_go_on(c);
         g_assert(m.times == 1 && crew_cpu_ns(c) == 0);
     }
     g_assert(crew_set(&none, 0) == 0);
@@ -121,7 +123,6 @@ static void test_each(gconstpointer data)
             g_assert(m[i - 7].times == 1);
         }
     }
-    crew_quiet(&c);
     for (unsigned i = 0; i < MANY; i++) {
         crew_wait(&c, &m[i].chore);
         g_assert(m[i].times == 1);
@@ -157,7 +158,6 @@ static void test_back(void)
     while (!__atomic_load_n(&m[4].times, __ATOMIC_SEQ_CST)) {
         g_usleep(100);
     }
-    crew_quiet(&c);
     g_assert(m[0].when < m[2].when && m[2].when < m[4].when);
     for (unsigned i = 0; i < 5; i++) {
         g_assert(m[i].times == 1);
@@ -178,12 +178,15 @@ static void *gate_open_late(void *opaque)
     return NULL;
 }
 
-/* Who waits, waits for what a helper has begun; quiet is for all of them. */
+/*
+ * Who waits, waits for what a helper has begun.  So does who has them pause: what
+ * was given is begun later, or done by who waits for it.
+ */
 static void test_begun(gconstpointer data)
 {
-    bool quiet = GPOINTER_TO_INT(data);
+    bool pause = GPOINTER_TO_INT(data);
     KsmCrew c = { 0 };
-    Mark late = { 0 }, given;
+    Mark late = { 0 }, given, other;
     Gate g;
     void *both[] = { &g, &late };
     pthread_t opener;
@@ -192,9 +195,18 @@ static void test_begun(gconstpointer data)
     gate_give(&c, &g);
     mark_give(&c, &given);
     g_assert(pthread_create(&opener, NULL, gate_open_late, both) == 0);
-    if (quiet) {
-        crew_quiet(&c);
-        g_assert(given.times == 1 && mark_is_mine(&given));
+    if (pause) {
+        crew_pause(&c);
+        crew_pause(&c);
+        mark_give(&c, &other);
+        g_usleep(20000);
+        g_assert(!given.times && !other.times);
+        crew_wait(&c, &other.chore);
+        g_assert(other.times == 1 && mark_is_mine(&other));
+        crew_go_on(&c);
+        while (!__atomic_load_n(&given.times, __ATOMIC_SEQ_CST)) {
+            g_usleep(100);
+        }
     } else {
         crew_wait(&c, &g.chore);
     }
@@ -215,6 +227,9 @@ static void test_end(void)
         g_assert(crew_set(&c, 1 + round % 3) == 0);
         for (unsigned i = 0; i < G_N_ELEMENTS(m); i++) {
             mark_give(&c, &m[i]);
+        }
+        if (round % 2) {
+            crew_pause(&c);
         }
         crew_end(&c);
         for (unsigned i = 0; i < G_N_ELEMENTS(m); i++) {
@@ -338,7 +353,7 @@ static void test_fork(void)
         crew_forked(&c);
         crew_wait(&c, &g.chore);
         mark_give(&c, &m);
-        crew_quiet(&c);
+        crew_pause(&c);
         crew_end(&c);
         _exit(m.times == 1 && mark_is_mine(&m) ? 0 : 1);
     }
@@ -359,7 +374,7 @@ int main(int argc, char **argv)
     g_test_add_func("/crew/back", test_back);
     g_test_add_data_func("/crew/begun/wait", GINT_TO_POINTER(false),
                          test_begun);
-    g_test_add_data_func("/crew/begun/quiet", GINT_TO_POINTER(true),
+    g_test_add_data_func("/crew/begun/pause", GINT_TO_POINTER(true),
                          test_begun);
     g_test_add_func("/crew/end", test_end);
     g_test_add_func("/crew/cpu", test_cpu);

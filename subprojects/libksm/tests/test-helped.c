@@ -81,6 +81,11 @@ static int w_register(const UffdRange *range, unsigned mode)
     if (!is_staged(range->addr) && (mode & UFFD_MISSING)) {
         guests_wait();
     }
+    if (range->fd == watched->uffd_wp) {
+        /* writers are about to be held up */
+        g_assert(!__atomic_load_n(&in_memory, __ATOMIC_SEQ_CST));
+        g_assert(!__atomic_load_n(&in_file, __ATOMIC_SEQ_CST));
+    }
     return prim_real.uffd_register(range, mode);
 }
 
@@ -145,14 +150,14 @@ static void test_waits(gconstpointer data)
     ksm_engine_set_threads(p.e, 2);
     watch(p.e);
     util_passes(p.e, 6);
-    crew_quiet(&p.e->crew);
+    util_helped(&p.e->crew);
     g_assert(util_stats(p.e).pages_sharing > 600);
     g_assert(emptied && allocated && waits);
     before = waits;
     g_assert(ksm_unmerge(p.ra, 0, p.a->pages * PAGE) == 0);
     g_assert(p.e->uffd_wp < 0 || waits > before);
     util_passes(p.e, 2);
-    crew_quiet(&p.e->crew);
+    util_helped(&p.e->crew);
     unwatch();
     /* nothing is had for what nobody merges */
     g_assert(ahead_bytes(&store_local_pool(p.e->content.store)->ahead) == 0);
@@ -307,7 +312,7 @@ static void test_cpu(void)
     g_assert(step >= 99 * HELPED_NS);
     ksm_engine_set_max_cpu(p.e, 200);
     util_passes(p.e, 4);
-    crew_quiet(&p.e->crew);
+    util_helped(&p.e->crew);
     util_passes(p.e, 1);
     s = util_stats(p.e);
     helped = crew_cpu_ns(&p.e->crew);

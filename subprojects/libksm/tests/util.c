@@ -262,3 +262,15 @@ bool util_leaks(void (*round)(void *opaque), void *opaque, unsigned rounds)
     }
     return true;
 }
+
+void util_helped(KsmCrew *c)
+{
+    if (!c->n) {
+        return;
+    }
+    pthread_mutex_lock(&c->mutex);
+    while (c->first || c->busy) {
+        pthread_cond_wait(&c->done, &c->mutex);
+    }
+    pthread_mutex_unlock(&c->mutex);
+}

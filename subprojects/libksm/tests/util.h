@@ -6,6 +6,7 @@
 #ifndef KSM_TEST_UTIL_H
 #define KSM_TEST_UTIL_H
 
+#include "base/crew.h"
 #include "libksm.h"
 
 #define PAGE    ((size_t)KSM_PAGE_SIZE)
@@ -63,6 +64,8 @@ size_t util_mappings(void);
  * allocations made once may fall into one of them, a leak into all.
  */
 bool util_leaks(void (*round)(void *opaque), void *opaque, unsigned rounds);
+/* Returns when helpers have done all that was given. */
+void util_helped(KsmCrew *c);
 /*
  * For prim.cpu_ns, time by the call: measured gains must not depend on a busy
  * machine or a sanitizer.

@@ -50,7 +50,7 @@ static void *helper_main(void *opaque)
 
     pthread_mutex_lock(&c->mutex);
     while (c->first || !c->ends) {
-        if (c->first) {
+        if (c->first && !c->pauses) {
             chore_help(c, c->first, &cpu);
         } else {
             c->idle++;
@@ -68,6 +68,7 @@ static void crew_begin(KsmCrew *c)
     pthread_cond_init(&c->given, NULL);
     pthread_cond_init(&c->done, NULL);
     c->idle = c->busy = 0;
+    c->pauses = false;
     c->first = NULL;
     c->last = &c->first;
     c->ends = false;
@@ -77,6 +78,7 @@ static void crew_disband(KsmCrew *c)
 {
     pthread_mutex_lock(&c->mutex);
     c->ends = true;
+    c->pauses = false;
     pthread_cond_broadcast(&c->given);
     pthread_mutex_unlock(&c->mutex);
     while (c->n) {
@@ -161,23 +163,28 @@ void crew_wait(KsmCrew *c, KsmChore *chore)
     }
 }
 
-void crew_quiet(KsmCrew *c)
+void crew_pause(KsmCrew *c)
 {
-    KsmChore *chore;
-
     if (!crew_helps(c)) {
         return;
     }
     pthread_mutex_lock(&c->mutex);
-    while ((chore = c->first)) {
-        chore_take(c, chore);
-        pthread_mutex_unlock(&c->mutex);
-        chore->work(chore->opaque);
-        pthread_mutex_lock(&c->mutex);
-        chore->state = CHORE_DONE;
-    }
+    c->pauses = true;
     while (c->busy) {
         pthread_cond_wait(&c->done, &c->mutex);
+    }
+    pthread_mutex_unlock(&c->mutex);
+}
+
+void crew_go_on(KsmCrew *c)
+{
+    if (!crew_helps(c)) {
+        return;
+    }
+    pthread_mutex_lock(&c->mutex);
+    c->pauses = false;
+    if (c->first) {
+        pthread_cond_broadcast(&c->given);
     }
     pthread_mutex_unlock(&c->mutex);
 }

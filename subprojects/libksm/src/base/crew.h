@@ -10,10 +10,9 @@
  * is given.
  *
  * A helper may lose its CPU in the middle, and hold a lock of the kernel's then.
- * So while guests wait, for pages that are isolated or as writers, the thread
- * that steps, which is urgent then (urgent.h), does all by itself: before, it
- * waits for whatever could be in its way.  (A lock of the address space that a
- * helper has may be waited for at other times, as any thread's.)
+ * So helpers pause while guests wait, for pages that are isolated or as writers
+ * (urgent.h), but for what is known not to be in the way.  Before, the thread that
+ * steps waits until they have done what they are at: chores should be short.
  */
 #ifndef KSM_CREW_H
 #define KSM_CREW_H
@@ -51,6 +50,7 @@ typedef struct KsmCrew {
     unsigned idle;          /* helpers that wait for something to do */
     unsigned busy;          /* ... that are at something */
     KsmChore *first, **last;
+    bool pauses;            /* nothing is begun now */
     bool ends;
     uint64_t cpu_ns;        /* that helpers used for chores, ever */
 } KsmCrew;
@@ -78,8 +78,12 @@ void crew_give(KsmCrew *c, KsmChore *chore);
 /* Returns when it is done; at once for one that is all zeroes. */
 void crew_wait(KsmCrew *c, KsmChore *chore);
 
-/* Returns when all that was given is done. */
-void crew_quiet(KsmCrew *c);
+/*
+ * Returns when helpers are at nothing; they begin nothing until crew_go_on().  Not
+ * counted: one of those ends any number of these.
+ */
+void crew_pause(KsmCrew *c);
+void crew_go_on(KsmCrew *c);
 
 /* ns of CPU that helpers used for what they have done. */
 uint64_t crew_cpu_ns(KsmCrew *c);

@@ -35,7 +35,7 @@ static bool may_be_raised(void)
 
 void urgent_begin(KsmUrgent *u)
 {
-    crew_quiet(u->crew);
+    crew_pause(u->crew);
     urgent_begin_beside(u);
 }
 
@@ -74,6 +74,7 @@ void urgent_end(KsmUrgent *u)
 {
     int ret = u->raised ? lower(u) : 0;
 
+    crew_go_on(u->crew);
     u->raised = false;
     if (ret < 0) {
         /* Linux permits it to everybody, but a filter may be new */

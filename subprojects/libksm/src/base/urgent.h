@@ -35,11 +35,11 @@ typedef struct KsmUrgent {
 } KsmUrgent;
 
 /*
- * Not twice: urgent_end() of the same thread comes first.  Helpers have nothing
- * in hand then.
+ * Not twice: urgent_end() of the same thread comes first.  In between helpers
+ * pause.
  */
 void urgent_begin(KsmUrgent *u);
-/* For who has seen to it that what helpers are at cannot be in the way. */
+/* The same, for who has seen to it that what helpers are at is not in the way. */
 void urgent_begin_beside(KsmUrgent *u);
 void urgent_end(KsmUrgent *u);
 

@@ -15,10 +15,13 @@ int block_begin(Block *b, KsmUrgent *urgent, int uffd_wp, void *addr,
 
     b->range = (UffdRange) { uffd_wp, addr, len };
     b->urgent = urgent;
+    /* nor do we wait for a lock that a helper has, and guests for us */
+    crew_pause(urgent->crew);
     /* ksmd would take the protection away; who knows who has marked it since */
     ret = attr_unmergeable(addr, len);
     ret = ret < 0 ? ret : prim.uffd_register(&b->range, UFFD_PROTECT);
     if (ret < 0) {
+        crew_go_on(urgent->crew);
         return ret;
     }
     urgent_begin(urgent);

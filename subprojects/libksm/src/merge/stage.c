@@ -111,6 +111,8 @@ static void span_goes(KsmStage *g, const Isolation *s)
     if (!s->any && !tables) {
         return;
     }
+    /* stage_ready(): these are alone in their area */
+    g_assert(!m->due || (!s->huge && !m->tables));
     g->huge_split += s->huge && !tables;
     m->stage = g;
     m->len = m->due ? MAX(m->at + m->len, end) - MIN(m->at, s->staged)
@@ -138,7 +140,6 @@ static void stage_emptied(KsmStage *g)
     g->emptying.chore = (KsmChore) { 0 };
 }
 
-/* Nobody is to hold the lock of the address space while pages are away. */
 static void stage_ready(KsmStage *g, const Isolation *s)
 {
     const StageEmptying *m = &g->emptying;
@@ -424,7 +425,7 @@ bool stage_isolate(KsmStage *g, Isolation *s)
     s->staged = (s->huge ? g->huge : g->small) +
                 (uintptr_t)s->home % CHUNK_BYTES;
     stage_ready(g, s);
-    /* memory for slots may be looked for meanwhile: nothing asks for that */
+    /* memory may be found for slots meanwhile, but not while any is filled */
     urgent_begin_beside(g->urgent);
     s->began_ns = prim.now_ns();
     s->began_cpu = prim.cpu_ns();

@@ -11,22 +11,38 @@
 
 #define FRESH_NS    UINT64_C(100000000)
 
-static void ahead_work(void *opaque)
+static void piece_work(void *opaque)
 {
-    KsmAhead *a = opaque;
+    AheadPiece *piece = opaque;
 
-    a->ret = prim.allocate(a->fd, (off_t)a->from * PAGE_BYTES,
-                           (off_t)(a->to - a->from) * PAGE_BYTES);
+    piece->ret = prim.allocate(piece->ahead->fd,
+                               (off_t)piece->slot * PAGE_BYTES,
+                               (off_t)piece->n * PAGE_BYTES);
+}
+
+static void piece_give(KsmAhead *a, uint32_t slot, unsigned n)
+{
+    AheadPiece *piece = &a->piece[a->n_pieces++];
+
+    *piece = (AheadPiece) {
+        .chore = { .work = piece_work, .opaque = piece },
+        .ahead = a,
+        .slot = slot,
+        .n = n,
+    };
+    crew_give(a->crew, &piece->chore);
 }
 
 /* Then no helper is at it. */
 static void ahead_wait(KsmAhead *a)
 {
-    crew_wait(a->crew, &a->chore);
-    a->chore = (KsmChore) { 0 };
-    if (a->ret < 0) {
+    for (unsigned i = 0; i < a->n_pieces; i++) {
+        crew_wait(a->crew, &a->piece[i].chore);
+        a->refused |= a->piece[i].ret < 0;
+    }
+    a->n_pieces = 0;
+    if (a->refused) {
         a->from = a->to = 0;
-        a->ret = 0;
     }
 }
 
@@ -54,17 +70,18 @@ void ahead_ask(KsmAhead *a, int fd, uint32_t top, uint32_t end)
     unsigned want = MIN(MIN(top - a->top, AHEAD_MAX), end - top);
 
     a->top = top;
-    if (!crew_helps(a->crew) || want < AHEAD_MIN) {
+    if (!crew_helps(a->crew) || want < AHEAD_PIECE || a->refused) {
         return;
     }
     ahead_wait(a);
     a->fd = fd;
     a->asked_ns = prim.now_ns();
-    /* what is there already costs next to nothing */
     a->from = top;
     a->to = MAX(a->to, top + want);
-    a->chore = (KsmChore) { .work = ahead_work, .opaque = a };
-    crew_give(a->crew, &a->chore);
+    /* what is there already costs next to nothing */
+    for (unsigned i = 0; i < want; i += AHEAD_PIECE) {
+        piece_give(a, top + i, MIN(want - i, AHEAD_PIECE));
+    }
 }
 
 size_t ahead_bytes(const KsmAhead *a)
@@ -75,6 +92,7 @@ size_t ahead_bytes(const KsmAhead *a)
 void ahead_end(KsmAhead *a, uint32_t top)
 {
     ahead_wait(a);
+    a->refused = false;
     if (MAX(a->from, top) < a->to) {
         uint32_t from = MAX(a->from, top);
 

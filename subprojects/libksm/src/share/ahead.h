@@ -9,25 +9,39 @@
  * helpers one of them asks for those in advance, as many as the last plan took.
  * What nobody has taken by the end of a pass goes back.
  *
- * It is waited for before a plan's slots get memory, so it never holds the file's
- * lock when isolated pages are written to it.
+ * It is waited for before a plan's slots get memory, so nobody has the file's lock
+ * when isolated pages are written to it; mapping it over them needs none.  (Where
+ * the kernel has to reclaim memory first it takes locks that mapping needs, for
+ * whomever it does that.)
  */
 #ifndef KSM_AHEAD_H
 #define KSM_AHEAD_H
 
 #include "base/crew.h"
 
-#define AHEAD_MAX   512u    /* slots */
-#define AHEAD_MIN   64u     /* less is not worth a helper's time */
+#define AHEAD_PIECE 64u     /* slots for a helper: some 70 us, and no fewer */
+#define AHEAD_PIECES 8u
+#define AHEAD_MAX   (AHEAD_PIECES * AHEAD_PIECE)
+
+struct KsmAhead;
+
+typedef struct AheadPiece {
+    KsmChore chore;
+    struct KsmAhead *ahead;
+    uint32_t slot;
+    unsigned n;
+    int ret;                /* 0 or -errno, when it is done */
+} AheadPiece;
 
 /* All zeroes, but for @crew. */
 typedef struct KsmAhead {
     KsmCrew *crew;
     int fd;
     uint64_t asked_ns;      /* when it was last asked */
-    KsmChore chore;
-    uint32_t from, to;      /* slots that have memory, when it is done */
-    int ret;                /* ... unless this is -errno, then */
+    AheadPiece piece[AHEAD_PIECES];
+    unsigned n_pieces;      /* that were given, and not waited for */
+    uint32_t from, to;      /* slots that have memory, when they are done */
+    bool refused;           /* one was, in this pass: no more is asked for */
     uint32_t top;           /* the next slot, when it was last asked */
 } KsmAhead;
 

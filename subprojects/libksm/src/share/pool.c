@@ -797,13 +797,13 @@ static int allocate_there(KsmPool *p, uint32_t slot, unsigned n)
 
 int pool_allocate(KsmPool *p, uint32_t slot, unsigned n)
 {
-    unsigned had = ahead_take(&p->ahead, slot, n);
+    unsigned had;
 
-    if (p->node >= 0 && had) {
-        /* it may be of another node */
-        slots_punch(p, slot, had);
-        had = 0;
+    if (p->node >= 0 && p->ahead.crew) {
+        /* what was had ahead may be of another node */
+        slots_punch(p, slot, n);
     }
+    had = ahead_take(&p->ahead, slot, n);
     return had == n ? 0 : allocate_there(p, slot + had, n - had);
 }
 
