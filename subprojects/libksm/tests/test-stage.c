@@ -385,12 +385,16 @@ static void test_back(gconstpointer data)
  */
 static void test_again(void)
 {
+    KsmCrew crew = { 0 };
     RoomsSpan span;
     Scene s;
 
     if (!scene_start(&s, MEM_SMALL)) {
         return;
     }
+    /* alone, what is staged goes at once */
+    g_assert(crew_set(&crew, 1) == 0);
+    s.f.stage.crew = &crew;
     /* pages go back as copies */
     s.f.costs.back_ns = 1000000000;
     isolate_all(&s, &span, 10, 50);
@@ -411,7 +415,9 @@ static void test_again(void)
     g_assert(rooms_staged(&s.f) == 43);
     rooms_put_back(&s.f, &span);
     rooms_release(&s.f, &span);
+    util_helped(&crew);
     g_assert(rooms_staged(&s.f) == 0);
+    crew_end(&crew);
     scene_end(&s);
 }
 

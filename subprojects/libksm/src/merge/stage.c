@@ -467,6 +467,9 @@ void stage_release(KsmStage *g, Isolation *s)
     s->spent.cpu_ns = end - s->began_cpu;
     urgent_end(g->urgent);
     span_goes(g, s);
+    if (!crew_helps(g->crew)) {
+        stage_empty(g);
+    }
     lost_tell(&g->poisoned, "were lost: the memory they were in failed "
               "while they were isolated; whoever needs them gets a signal");
     lost_tell(&g->displaced, "were dropped: their owner unmapped them, "

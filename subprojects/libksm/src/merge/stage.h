@@ -154,15 +154,16 @@ typedef struct StageRun {
 void stage_keep(KsmStage *g, Isolation *s, const StageRun *run, unsigned n);
 
 /*
- * Nobody waits for the span any more.  What is staged is to go; tells the user,
- * once, of pages that were given up.
+ * Nobody waits for the span any more.  Empties the staging area, or leaves that to
+ * stage_empty() where there are helpers; tells the user, once, of pages that were
+ * given up.
  */
 void stage_release(KsmStage *g, Isolation *s);
 
 /*
- * Empties the staging area, or has a helper do it, which then has the lock of the
- * address space: so not before all that needs that for a chunk is done.  (Until
- * then other spans of the same chunk may be isolated: they have other places.)
+ * Has a helper empty the staging area, which then has the lock of the address
+ * space: so not before all that needs that for a chunk is done.  (Until then other
+ * spans of the same chunk may be isolated: they have other places.)
  */
 void stage_empty(KsmStage *g);
 
