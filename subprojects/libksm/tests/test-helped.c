@@ -164,6 +164,45 @@ static void test_waits(gconstpointer data)
     pair_end(&p);
 }
 
+static int fails;
+
+static int no_block(const UffdRange *range, unsigned mode)
+{
+    return range->fd == watched->uffd_wp && fails-- > 0
+           ? -ENOMEM : w_register(range, mode);
+}
+
+/*
+ * Who unmerges while a helper empties what was merged last waits for it before
+ * writers are held up; and if they cannot be, helpers go on all the same.
+ */
+static void test_unmerge(void)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops,
+                    MEM_SMALL)) {
+        return;
+    }
+    ksm_engine_set_threads(p.e, 2);
+    watch(p.e);
+    while (!util_stats(p.e).merged) {
+        ksm_step(p.e, 1);
+    }
+    g_usleep(1000);
+    g_assert(ksm_unmerge(p.ra, 0, p.a->pages * PAGE) == 0);
+    g_assert(ksm_unmerge(p.rb, 0, p.b->pages * PAGE) == 0);
+    util_passes(p.e, 4);
+    fails = 1;
+    prim.uffd_register = no_block;
+    g_assert(p.e->uffd_wp < 0 ||
+             ksm_unmerge(p.ra, 0, p.a->pages * PAGE) == -ENOMEM);
+    g_assert(!p.e->crew.pauses);
+    util_helped(&p.e->crew);
+    unwatch();
+    pair_end(&p);
+}
+
 /* Pages, some of them holes, and what each goes by.  Has anybody helped? */
 static bool tags_of(unsigned threads, uint32_t *tag, KsmStats *stats)
 {
@@ -354,6 +393,7 @@ int main(int argc, char **argv)
                          test_waits);
     g_test_add_data_func("/helped/waits/huge", GINT_TO_POINTER(MEM_HUGE),
                          test_waits);
+    g_test_add_func("/helped/unmerge", test_unmerge);
     g_test_add_func("/helped/hash", test_hash);
     g_test_add_func("/helped/refused", test_refused);
     g_test_add_func("/helped/begins", test_begins);

@@ -90,14 +90,15 @@ static void area_empty_tables(KsmStage *g, char *at)
 /* Until it works: a page that stayed would be in the next one's way. */
 static void area_empty(void *opaque)
 {
-    const StageEmptying *m = opaque;
+    KsmStage *g = opaque;
+    const StageEmptying *m = &g->emptying;
 
     for (unsigned tries = 0; tries < 4 && !m->tables; tries++) {
         if (prim.advise(m->at, m->len, MADV_DONTNEED) == 0) {
             return;
         }
     }
-    area_empty_tables(m->stage, m->at);
+    area_empty_tables(g, m->at);
 }
 
 /* What is staged may go, with what is to go already. */
@@ -114,7 +115,6 @@ static void span_goes(KsmStage *g, const Isolation *s)
     /* stage_ready(): these are alone in their area */
     g_assert(!m->due || (!s->huge && !m->tables));
     g->huge_split += s->huge && !tables;
-    m->stage = g;
     m->len = m->due ? MAX(m->at + m->len, end) - MIN(m->at, s->staged)
                     : s->n * PAGE_BYTES;
     m->at = m->due ? MIN(m->at, s->staged) : s->staged;
@@ -128,7 +128,7 @@ void stage_empty(KsmStage *g)
 
     if (m->due) {
         m->due = false;
-        m->chore = (KsmChore) { .work = area_empty, .opaque = m };
+        m->chore = (KsmChore) { .work = area_empty, .opaque = g };
         crew_give(g->crew, &m->chore);
     }
 }

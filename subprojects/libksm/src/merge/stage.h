@@ -50,12 +50,9 @@ typedef struct KsmLost {
     bool told;
 } KsmLost;
 
-struct KsmStage;
-
 /* What was staged, and is nowhere needed any more. */
 typedef struct StageEmptying {
     KsmChore chore;
-    struct KsmStage *stage;
     char *at;
     size_t len;
     bool tables;            /* they go, too */

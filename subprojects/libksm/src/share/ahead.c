@@ -15,18 +15,17 @@ static void piece_work(void *opaque)
 {
     AheadPiece *piece = opaque;
 
-    piece->ret = prim.allocate(piece->ahead->fd,
-                               (off_t)piece->slot * PAGE_BYTES,
+    piece->ret = prim.allocate(piece->fd, (off_t)piece->slot * PAGE_BYTES,
                                (off_t)piece->n * PAGE_BYTES);
 }
 
-static void piece_give(KsmAhead *a, uint32_t slot, unsigned n)
+static void piece_give(KsmAhead *a, int fd, uint32_t slot, unsigned n)
 {
     AheadPiece *piece = &a->piece[a->n_pieces++];
 
     *piece = (AheadPiece) {
         .chore = { .work = piece_work, .opaque = piece },
-        .ahead = a,
+        .fd = fd,
         .slot = slot,
         .n = n,
     };
@@ -41,9 +40,6 @@ static void ahead_wait(KsmAhead *a)
         a->refused |= a->piece[i].ret < 0;
     }
     a->n_pieces = 0;
-    if (a->refused) {
-        a->from = a->to = 0;
-    }
 }
 
 unsigned ahead_take(KsmAhead *a, uint32_t slot, unsigned n)
@@ -54,7 +50,7 @@ unsigned ahead_take(KsmAhead *a, uint32_t slot, unsigned n)
     }
     n = MIN(n, a->to - slot);
     a->from = slot + n;
-    return prim.now_ns() - a->asked_ns < FRESH_NS ? n : 0;
+    return a->refused || prim.now_ns() - a->asked_ns >= FRESH_NS ? 0 : n;
 }
 
 void ahead_forget(KsmAhead *a, uint32_t slot, unsigned n)
@@ -74,13 +70,12 @@ void ahead_ask(KsmAhead *a, int fd, uint32_t top, uint32_t end)
         return;
     }
     ahead_wait(a);
-    a->fd = fd;
     a->asked_ns = prim.now_ns();
     a->from = top;
     a->to = MAX(a->to, top + want);
     /* what is there already costs next to nothing */
     for (unsigned i = 0; i < want; i += AHEAD_PIECE) {
-        piece_give(a, top + i, MIN(want - i, AHEAD_PIECE));
+        piece_give(a, fd, top + i, MIN(want - i, AHEAD_PIECE));
     }
 }
 
@@ -89,7 +84,7 @@ size_t ahead_bytes(const KsmAhead *a)
     return (a->to - a->from) * PAGE_BYTES;
 }
 
-void ahead_end(KsmAhead *a, uint32_t top)
+void ahead_end(KsmAhead *a, int fd, uint32_t top)
 {
     ahead_wait(a);
     a->refused = false;
@@ -97,7 +92,7 @@ void ahead_end(KsmAhead *a, uint32_t top)
         uint32_t from = MAX(a->from, top);
 
         /* what the kernel does not take is for the next slots */
-        if (prim.punch(a->fd, (off_t)from * PAGE_BYTES,
+        if (prim.punch(fd, (off_t)from * PAGE_BYTES,
                        (off_t)(a->to - from) * PAGE_BYTES) < 0) {
             a->from = from;
             return;

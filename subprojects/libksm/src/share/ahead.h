@@ -3,9 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Finding memory for a chunk's new slots takes the kernel as long as all else
- * that is done to merge it, and must be done before its pages are isolated
- * (merge.c).  While a pool grows the next slots are known: so where there are
+ * Finding memory for a chunk's new slots is among the dearest calls that merge it,
+ * and must be done before its pages are isolated (merge.c).  While a pool grows the next slots are known: so where there are
  * helpers one of them asks for those in advance, as many as the last plan took.
  * What nobody has taken by the end of a pass goes back.
  *
@@ -23,11 +22,9 @@
 #define AHEAD_PIECES 8u
 #define AHEAD_MAX   (AHEAD_PIECES * AHEAD_PIECE)
 
-struct KsmAhead;
-
 typedef struct AheadPiece {
     KsmChore chore;
-    struct KsmAhead *ahead;
+    int fd;
     uint32_t slot;
     unsigned n;
     int ret;                /* 0 or -errno, when it is done */
@@ -36,12 +33,11 @@ typedef struct AheadPiece {
 /* All zeroes, but for @crew. */
 typedef struct KsmAhead {
     KsmCrew *crew;
-    int fd;
     uint64_t asked_ns;      /* when it was last asked */
     AheadPiece piece[AHEAD_PIECES];
     unsigned n_pieces;      /* that were given, and not waited for */
     uint32_t from, to;      /* slots that have memory, when they are done */
-    bool refused;           /* one was, in this pass: no more is asked for */
+    bool refused;           /* some were, in this pass: who knows which have */
     uint32_t top;           /* the next slot, when it was last asked */
 } KsmAhead;
 
@@ -61,10 +57,10 @@ void ahead_forget(KsmAhead *a, uint32_t slot, unsigned n);
  */
 void ahead_ask(KsmAhead *a, int fd, uint32_t top, uint32_t end);
 
-/* Memory of slots that nobody has taken. */
+/* Memory that nobody has asked for. */
 size_t ahead_bytes(const KsmAhead *a);
 
-/* Gives back what is left from @top on. */
-void ahead_end(KsmAhead *a, uint32_t top);
+/* Gives back to the file what is left from @top on. */
+void ahead_end(KsmAhead *a, int fd, uint32_t top);
 
 #endif

@@ -771,7 +771,7 @@ void pool_ahead(KsmPool *p)
 
 void pool_ahead_end(KsmPool *p)
 {
-    ahead_end(&p->ahead, p->top);
+    ahead_end(&p->ahead, p->fd, p->top);
 }
 
 /* The file has no NUMA policy: the thread's is used, then restored. */
