@@ -3,15 +3,16 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Finding memory for a chunk's new slots is among the dearest calls that merge it,
- * and must be done before its pages are isolated (merge.c).  While a pool grows the next slots are known: so where there are
- * helpers one of them asks for those in advance, as many as the last plan took.
- * What nobody has taken by the end of a pass goes back.
+ * Finding memory for a chunk's new slots is among the dearest calls that merge
+ * it, and must be done before its pages are isolated (merge.c).  While a pool
+ * grows the next slots are known: so where there are helpers they ask for those
+ * in advance, as many as the last plan took.  What nobody has taken by the end
+ * of a pass goes back.
  *
- * It is waited for before a plan's slots get memory, so nobody has the file's lock
- * when isolated pages are written to it; mapping it over them needs none.  (Where
- * the kernel has to reclaim memory first it takes locks that mapping needs, for
- * whomever it does that.)
+ * It is waited for before a plan's slots get memory, so nobody has the file's
+ * lock when isolated pages are written to it; mapping it over them needs none.
+ * (Where the kernel has to reclaim memory first it takes locks that mapping
+ * needs, for whomever it does that.)
  */
 #ifndef KSM_AHEAD_H
 #define KSM_AHEAD_H
