@@ -22,7 +22,7 @@ typedef struct Fixture {
 } Fixture;
 
 /* What was asked for since the last look: slots from the first one on. */
-static GMutex asked_lock;
+static pthread_mutex_t asked_lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t asked_at, asked_n;
 static unsigned punched;
 static int allocate_ret;
@@ -31,10 +31,10 @@ static int count_allocate(int fd, off_t offset, off_t len)
 {
     size_t slot = offset / PAGE_BYTES;
 
-    g_mutex_lock(&asked_lock);
+    pthread_mutex_lock(&asked_lock);
     asked_at = asked_n ? MIN(asked_at, slot) : slot;
     asked_n += len / PAGE_BYTES;
-    g_mutex_unlock(&asked_lock);
+    pthread_mutex_unlock(&asked_lock);
     return allocate_ret ? allocate_ret : prim_real.allocate(fd, offset, len);
 }
 
