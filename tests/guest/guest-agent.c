@@ -16,7 +16,7 @@
  *
  *   alloc MIB [random|zero|pattern|alone]
  *                                     take memory, fill and keep it; alone: one
- *                                     page in eight is the same in all guests
+ *                                     page in four is the same in all guests
  *   free MIB                          give that much of it back
  *   drop                              drop the page cache
  *   read MIB                          read that much of the files again
@@ -90,7 +90,7 @@ typedef enum {
     KIND_ALONE,
 } Kind;
 
-#define ALONE_EACH 8
+#define ALONE_EACH 4
 
 typedef struct {
     char *path;
