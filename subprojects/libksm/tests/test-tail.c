@@ -26,12 +26,21 @@
 #define EACH    8u      /* one page in so many is equal to another: no run */
 #define ALONE   (PAIR_PAGES / EACH)
 #define WAIT_S  60
+#define TICK    UINT64_C(120000000000)  /* ns: when rests may end */
 
 typedef struct Left {
     KsmEngine *e;
     Mem *m;
     KsmRegion *r;
 } Left;
+
+/* What is to be ahead of the real clock, so that it begins just after a tick. */
+static uint64_t ahead;
+
+static uint64_t now_ahead(void)
+{
+    return prim_real.now_ns() + ahead;
+}
 
 /*
  * There are mappings for long runs, and for what is left to ksmd, but no others.
@@ -55,6 +64,8 @@ static bool left_start(Left *l, bool home, KsmDirtySource dirty)
 {
     KsmConfig config;
 
+    ahead = TICK - prim_real.now_ns() % TICK;
+    prim.now_ns = now_ahead;
     ksm_config_init(&config);
     config.max_cpu = 100;
     config.dirty = dirty;
@@ -86,6 +97,7 @@ static void left_end(Left *l)
     mem_check(l->m);
     ksm_engine_free(l->e);
     mem_free(l->m);
+    prim.now_ns = prim_real.now_ns;
 }
 
 typedef struct Seen {
@@ -201,8 +213,8 @@ static void test_refused(void)
     left_end(&l);
 }
 
-/* A rest is as long where one is looked at meanwhile, and nobody waits for it. */
-static void test_rest_same(void)
+/* What is looked at is to be calm when it is given, but not for ever. */
+static void test_tried(void)
 {
     unsigned n = 0;
     KsmChunk *c;
@@ -223,7 +235,6 @@ static void test_rest_same(void)
         g_assert(c[0].tail_wait == c[1].tail_wait);
         g_assert(l.e->tail.waiting == 0);
     }
-    /* from now on it is to be calm; that it is looked at is not the end of it */
     for (unsigned i = 0; i < 4; i++) {
         c[0].flags |= CHUNK_VISIT;
         c[1].flags |= CHUNK_VISIT;
@@ -231,7 +242,6 @@ static void test_rest_same(void)
         g_assert(c[0].tail_wait == 2 && c[1].tail_wait == 2);
         g_assert(l.e->tail.waiting == 2);
     }
-    /* not for ever */
     for (n = 0; util_stats(l.e).kernel_left < 2 * CHUNK; n++) {
         g_assert(n < 40);
         c[0].flags |= CHUNK_VISIT;
@@ -463,16 +473,23 @@ static unsigned until_left(Left *l, unsigned chunks)
     return n;
 }
 
-static unsigned rest_of(Left *l)
+/* Until both are given again, both at once; returns the tick by then. */
+static uint64_t rest_end(Left *l)
 {
-    until_left(l, 0);
-    return until_left(l, 2);
+    for (unsigned k = 0; util_stats(l->e).kernel_left < 2 * CHUNK; k++) {
+        g_assert(util_stats(l->e).kernel_left == 0);
+        g_assert(l->e->tail.waiting == 0);
+        g_assert(k < 2000);
+        ahead += TICK / 4;
+        passes(l, 4);
+    }
+    return prim.now_ns() / TICK;
 }
 
 /* Where it finds nothing ksmd is asked more and more seldom, until writes. */
 static void test_vain(void)
 {
-    unsigned first, second;
+    uint64_t was, now;
     Left l;
 
     if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
@@ -480,10 +497,15 @@ static void test_vain(void)
     }
     prim.open_read = open_scans;
     until_left(&l, 2);
-    first = rest_of(&l);
-    second = rest_of(&l);
-    g_assert(first >= 100 && first < 120);
-    g_assert(second >= 200 && second < 220);
+    for (unsigned k = 0; k < 11; k++) {
+        unsigned ticks = 1u << MIN(k, 8);
+
+        until_left(&l, 0);
+        was = prim.now_ns() / TICK;
+        now = rest_end(&l);
+        g_assert(now % ticks == 0);
+        g_assert(now > was && now - was <= ticks);
+    }
     for (unsigned k = 0; util_stats(l.e).kernel_left; k++) {
         for (size_t i = 0; i < PAIR_PAGES; i++) {
             mem_write(l.m, i, 8, k + i % CHUNK_PAGES);
@@ -491,7 +513,39 @@ static void test_vain(void)
         g_assert(k < 20);
         passes(&l, 1);
     }
-    g_assert(rest_of(&l) < 120);
+    was = prim.now_ns() / TICK;
+    g_assert(rest_end(&l) == was + 1);
+    prim.open_read = prim_real.open_read;
+    left_end(&l);
+}
+
+/* What was given at different times, once or often in vain, is given together. */
+static void test_vain_together(void)
+{
+    KsmChunk *c;
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    prim.open_read = open_scans;
+    c = l.r->chunk;
+    c[1].tail_wait = 40;
+    until_left(&l, 1);
+    g_assert(c[0].flags & CHUNK_TAIL);
+    c[1].tail_tries = 2;
+    until_left(&l, 0);
+    until_left(&l, 1);
+    g_assert(c[1].flags & CHUNK_TAIL);
+    until_left(&l, 0);
+    /* one may be given alone before that, as often as it wants */
+    for (unsigned k = 0; util_stats(l.e).kernel_left < 2 * CHUNK; k++) {
+        g_assert(k < 40);
+        ahead += TICK / 8;
+        scans++;
+        passes(&l, 4);
+    }
+    g_assert(prim.now_ns() / TICK % 4 == 0);
     prim.open_read = prim_real.open_read;
     left_end(&l);
 }
@@ -891,13 +945,14 @@ int main(int argc, char **argv)
                          GINT_TO_POINTER(KSM_DIRTY_CHECKSUM), test_given_rare);
     g_test_add_func("/tail/share", test_share);
     g_test_add_func("/tail/refused", test_refused);
-    g_test_add_func("/tail/rest/same", test_rest_same);
+    g_test_add_func("/tail/tried", test_tried);
     g_test_add_func("/tail/soon", test_soon);
     g_test_add_func("/tail/soon/not", test_soon_not);
     g_test_add_func("/tail/dear", test_dear);
     g_test_add_func("/tail/inherited", test_inherited);
     g_test_add_func("/tail/written", test_written);
     g_test_add_func("/tail/vain", test_vain);
+    g_test_add_func("/tail/vain/together", test_vain_together);
     g_test_add_func("/tail/unmerged", test_unmerged);
     g_test_add_func("/tail/unmerged/busy", test_unmerged_busy);
     g_test_add_func("/tail/off", test_off);

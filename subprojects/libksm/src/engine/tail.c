@@ -15,8 +15,8 @@
 #define FRESH_MAX       (CHUNK_PAGES / 16)  /* more were written: not quiet */
 #define QUIET_PASSES    2u      /* before it is given */
 #define LOUD_PASSES     4u      /* before it is taken away ... */
-#define REST_PASSES     100u    /* ... and then, twice as many each time ... */
-#define REST_DOUBLINGS  6u      /* ... so often, while it is vain as before */
+#define TICK_NS         UINT64_C(120000000000)  /* rests end at a multiple ... */
+#define REST_DOUBLINGS  8u      /* ... of 1, 2, 4 ... 256 of these */
 #define VAIN_SCANS      3u      /* begun: of them two were whole ... */
 #define VAIN_PASSES     8u      /* ... and so many of ours */
 #define HURRIED_MAX     32u     /* short rests more than long ones */
@@ -40,6 +40,7 @@ static void kernel_ask(KsmTail *t)
 {
     uint64_t now = prim.now_ns(), shared, sharing;
 
+    t->tick = now / TICK_NS;
     if (t->looked_ns && now - t->looked_ns < LOOK_NS) {
         return;
     }
@@ -123,7 +124,7 @@ static void chunk_returned(KsmEngine *e, KsmRegion *r, size_t chunk)
 }
 
 /* 0 or -ENOMEM.  A kernel without KSM, EINVAL, has merged nothing. */
-static int chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk, uint16_t rest)
+static int chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
 
@@ -133,18 +134,32 @@ static int chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk, uint16_t rest)
     chunk_returned(e, r, chunk);
     c->flags &= ~CHUNK_TAIL;
     c->flags |= CHUNK_VISIT;
-    c->tail_wait = rest;
+    c->tail_wait = e->tail.eager ? 1 : QUIET_PASSES;
     e->tail.chunks--;
     return 0;
 }
 
-/* Passes until it is tried again. */
-static uint16_t chunk_rest(KsmChunk *c)
+/*
+ * It was vain.  What two guests share ksmd finds only while both have left it, so
+ * all of the host begin again at the same times: multiples of one clock's ticks,
+ * where longer rests end shorter ones do, too.
+ */
+static void chunk_rests(KsmEngine *e, KsmChunk *c)
 {
     unsigned doublings = c->tail_tries;
 
     c->tail_tries = MIN(doublings + 1, REST_DOUBLINGS);
-    return REST_PASSES << doublings;
+    c->tail_until = MAX((uint16_t)(((e->tail.tick >> doublings) + 1)
+                                   << doublings), 1);
+}
+
+static bool is_resting(const KsmEngine *e, KsmChunk *c)
+{
+    /* both count modulo 2^16: 91 days */
+    if ((int16_t)(e->tail.tick - c->tail_until) >= 0) {
+        c->tail_until = 0;
+    }
+    return c->tail_until && !e->tail.eager;
 }
 
 static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
@@ -169,7 +184,8 @@ static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
         e->tail.refused |= ret == -EINVAL;
         e->plan.tail = !e->tail.refused;
         vmas_recount(&e->vmas);
-        chunk_take(e, r, chunk, chunk_rest(c));
+        chunk_take(e, r, chunk);
+        chunk_rests(e, c);
     }
 }
 
@@ -213,10 +229,6 @@ static bool is_tried(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
             c->flags & (soon | CHUNK_QUEUED | CHUNK_PARKED | CHUNK_RIPENING));
 }
 
-/*
- * A rest takes as many passes whatever is tried meanwhile: what two chunks share
- * ksmd finds only while it has both.
- */
 static void left_pass(KsmEngine *e, KsmRegion *r, size_t chunk, bool may)
 {
     KsmChunk *c = &r->chunk[chunk];
@@ -266,6 +278,7 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
     may = !e->tail.refused && !region_inhibited(r);
     REGION_FOREACH_KNOWN(r, i, chunk, end) {
         KsmChunk *c = &r->chunk[i];
+        bool rests = is_resting(e, c);
 
         if (!is_quiet(c)) {
             c->tail_tries = 0;
@@ -273,12 +286,13 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
         if (c->flags & CHUNK_TAIL) {
             /* the books may be old: not each pass asks page tables */
             if (seems_vain(e, c) && !chunk_has_merged(e, r, i)) {
-                chunk_take(e, r, i, e->tail.eager ? 1 : chunk_rest(c));
+                chunk_take(e, r, i);
+                chunk_rests(e, c);
             }
         } else if (!is_left(e, r, c)) {
             c->tail_wait = MAX(c->tail_wait, QUIET_PASSES);
             c->tail_vain = 0;
-        } else {
+        } else if (!rests) {
             left_pass(e, r, i, may);
         }
     }
@@ -298,7 +312,7 @@ void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     if ((r->chunk[chunk].flags & CHUNK_TAIL) && !r->chunk[chunk].kernel &&
         !chunk_has_merged(e, r, chunk)) {
-        chunk_take(e, r, chunk, QUIET_PASSES);
+        chunk_take(e, r, chunk);
     }
 }
 
@@ -368,7 +382,7 @@ int tail_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
     r->unmerging++;
     REGION_FOREACH_KNOWN(r, i, chunk, end) {
         if (r->chunk[i].flags & CHUNK_TAIL) {
-            int err = chunk_take(e, r, i, QUIET_PASSES);
+            int err = chunk_take(e, r, i);
 
             ret = ret < 0 ? ret : err;
             lock_release(&e->lock);

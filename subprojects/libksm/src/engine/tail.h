@@ -9,7 +9,7 @@
  * (for which there are no mappings, or which are dear here even where they are
  * cold: parts.h), by MADV_MERGEABLE, once they are quiet; and they are taken away
  * again, and rest, if they are written, or if it found nothing there in two whole
- * scans; then longer each time.  A chunk where it has merged pages is not taken
+ * scans; then longer each time, but ending when those of other guests do.  A chunk where it has merged pages is not taken
  * away: that would cost them.
  *
  * Which pages it has merged their page tables tell: present, anonymous, and
