@@ -164,6 +164,41 @@ static void test_waits(gconstpointer data)
     pair_end(&p);
 }
 
+static size_t warmed;   /* pages */
+
+/* Others' page tables come after ours, whoever made those. */
+static void all_there(void *opaque, void *addr, size_t len)
+{
+    const Mem *m = opaque;
+    size_t n = len / PAGE;
+
+    g_assert(!is_helper());
+    g_assert(mem_present(m, ((char *)addr - m->addr) / PAGE, n) == n);
+    warmed += n;
+}
+
+/* What is merged is in the page tables when that is told, span for span. */
+static void test_warm(void)
+{
+    const KsmRegionOps ops = { .prefault = all_there };
+    Pair p;
+
+    warmed = 0;
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &ops, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(p.b, 600, 300, 1 << 20, 1);
+    mem_fill_run(p.b, 100, 80, 7, 0);
+    ksm_engine_set_threads(p.e, 2);
+    watch(p.e);
+    util_passes(p.e, 6);
+    util_helped(&p.e->crew);
+    unwatch();
+    g_assert(warmed >= util_stats(p.e).pages_sharing);
+    g_assert(warmed == p.ra->count[PAGE_MERGED] + p.rb->count[PAGE_MERGED]);
+    pair_end(&p);
+}
+
 static int fails;
 
 static int no_block(const UffdRange *range, unsigned mode)
@@ -393,6 +428,7 @@ int main(int argc, char **argv)
                          test_waits);
     g_test_add_data_func("/helped/waits/huge", GINT_TO_POINTER(MEM_HUGE),
                          test_waits);
+    g_test_add_func("/helped/warm", test_warm);
     g_test_add_func("/helped/unmerge", test_unmerge);
     g_test_add_func("/helped/hash", test_hash);
     g_test_add_func("/helped/refused", test_refused);

@@ -75,7 +75,7 @@ void mapping_attributes(KsmRegion *r, char *addr, const bool *mapped,
  * which looks up every page.  Where the mapping begins it maps the first 16
  * pages instead: so the second read comes 16 pages later, aligned or not.
  */
-static void run_touch(const char *addr, size_t len)
+void mapping_touch(const char *addr, size_t len)
 {
     const char *end = addr + len, *at = addr;
 
@@ -89,11 +89,17 @@ static void run_touch(const char *addr, size_t len)
     KSM_TSAN_IGNORE_END();
 }
 
-void mapping_warm(const KsmRegionOps *ops, void *opaque, char *addr,
-                  size_t len)
+void mapping_prefault(const KsmRegionOps *ops, void *opaque, char *addr,
+                      size_t len)
 {
-    run_touch(addr, len);
     if (ops && ops->prefault) {
         ops->prefault(opaque, addr, len);
     }
+}
+
+void mapping_warm(const KsmRegionOps *ops, void *opaque, char *addr,
+                  size_t len)
+{
+    mapping_touch(addr, len);
+    mapping_prefault(ops, opaque, addr, len);
 }

@@ -31,7 +31,14 @@ bool mapping_make(KsmStore *store, KsmVmas *vmas, KsmRegion *r, char *addr,
 void mapping_attributes(KsmRegion *r, char *addr, const bool *mapped,
                         const bool *kept, unsigned n);
 
-/* The page tables of such a run: ours, then others', by the prefault op. */
+/* The page tables of such a run: ours; of any thread. */
+void mapping_touch(const char *addr, size_t len);
+
+/* ... then others', by the prefault op. */
+void mapping_prefault(const KsmRegionOps *ops, void *opaque, char *addr,
+                      size_t len);
+
+/* Both. */
 void mapping_warm(const KsmRegionOps *ops, void *opaque, char *addr,
                   size_t len);
 

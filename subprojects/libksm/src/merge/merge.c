@@ -19,6 +19,8 @@ typedef struct Span {
     bool given[CHUNK_PAGES];        /* back before, and still zeroes */
     uint8_t act[CHUNK_PAGES];       /* planned; then done */
     uint32_t slot[CHUNK_PAGES];     /* COLLIDED: the new tag */
+    KsmChore warm;
+    bool warms;             /* that was given, and not waited for */
 } Span;
 
 static void span_start(Span *s, const KsmPlan *p, PlanSpan part)
@@ -26,6 +28,7 @@ static void span_start(Span *s, const KsmPlan *p, PlanSpan part)
     KsmRegion *r = p->region;
     const KsmChunk *c = &r->chunk[p->chunk];
 
+    s->warms = false;
     s->page = p->chunk * CHUNK_PAGES + part.first;
     s->iso = (Isolation) {
         .home = page_addr(r, s->page),
@@ -411,17 +414,49 @@ static void span_attributes(const KsmMerge *m, Span *s)
     s->iso.spent.map_ns += prim.cpu_ns() - t;
 }
 
-/* The page tables of mapped runs: ours, then others', by the op. */
-static void span_prefault(Span *s)
+static void runs_touch(void *opaque)
 {
+    const Span *s = opaque;
     unsigned n;
 
     for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
         n = joined_run(s, i);
         if (n) {
-            mapping_warm(s->iso.ops, s->iso.opaque,
-                         s->iso.home + i * PAGE_BYTES, n * PAGE_BYTES);
+            mapping_touch(s->iso.home + i * PAGE_BYTES, n * PAGE_BYTES);
         }
+    }
+}
+
+/* The page tables of mapped runs are ours, then others', by the op. */
+static void span_warmed(KsmMerge *m, Span *s)
+{
+    unsigned n;
+
+    if (!s->warms) {
+        return;
+    }
+    s->warms = false;
+    crew_wait(m->stage->crew, &s->warm);
+    for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
+        n = joined_run(s, i);
+        if (n) {
+            mapping_prefault(s->iso.ops, s->iso.opaque,
+                             s->iso.home + i * PAGE_BYTES, n * PAGE_BYTES);
+        }
+    }
+}
+
+/*
+ * For ours a helper may see while the next span is prepared; not longer: while
+ * that one is isolated nobody else is to be at these page tables.
+ */
+static void span_warm(KsmMerge *m, Span *s)
+{
+    s->warm = (KsmChore) { .work = runs_touch, .opaque = s };
+    s->warms = true;
+    crew_give(m->stage->crew, &s->warm);
+    if (!crew_helps(m->stage->crew)) {
+        span_warmed(m, s);
     }
 }
 
@@ -549,10 +584,12 @@ static unsigned span_account(KsmMerge *m, const Span *s)
     return merged;
 }
 
-static unsigned span_merge(KsmMerge *m, Span *s)
+/* @before: the span before it, which is warm then. */
+static unsigned span_merge(KsmMerge *m, Span *s, Span *before)
 {
     allocate_slots(m, s);
     slots_look(m, s);
+    span_warmed(m, before);
     if (span_has_work(s)) {
         bool moved = stage_isolate(m->stage, &s->iso);
 
@@ -566,7 +603,7 @@ static unsigned span_merge(KsmMerge *m, Span *s)
         acts_follow(s);
         span_attributes(m, s);
         costs_span(m->costs, &s->iso.spent);
-        span_prefault(s);
+        span_warm(m, s);
         if (s->iso.untracked) {
             span_track(m, s);
         }
@@ -679,8 +716,9 @@ unsigned merge_plan(KsmMerge *m)
     KsmRegion *r = p->region;
     unsigned merged = 0;
     sigset_t old;
-    Span s;
+    Span span[2], *s = &span[0], *before = &span[1];
 
+    before->warms = false;
     m->n_collided = 0;
     m->broke = false;
     memset(m->kept, 0, sizeof(m->kept));
@@ -689,10 +727,13 @@ unsigned merge_plan(KsmMerge *m)
     }
     prim.signals_block(&old);
     for (unsigned i = 0; i < p->n_spans; i++) {
-        span_start(&s, p, p->span[i]);
-        merged += span_merge(m, &s);
+        span_start(s, p, p->span[i]);
+        merged += span_merge(m, s, before);
+        before = s;
+        s = &span[(i + 1) % 2];
     }
     stage_empty(m->stage);
+    span_warmed(m, before);
     prim.signals_restore(&old);
     store_ahead(m->content->store);
     region_count_runs(r, p->chunk);
