@@ -1958,6 +1958,68 @@ static void test_readable_mapped(Fixture *f, gconstpointer data)
     }
 }
 
+/* How often pages were asked for, and how many of them; that one fails. */
+static unsigned calls, asked;
+static const char *failed;
+
+static int advise_count(void *addr, size_t len, int advice)
+{
+    char *at = addr;
+
+    g_assert(advice == MADV_POPULATE_READ);
+    calls++;
+    asked += len / PAGE_BYTES;
+    if (failed >= at && failed < at + len) {
+        return -EHWPOISON;
+    }
+    return prim_real.advise(addr, len, advice);
+}
+
+static ssize_t scan_less(PmScan *scan)
+{
+    ssize_t n = scan_present(scan);
+
+    scan->vec[0].end -= PAGE_BYTES;
+    return n;
+}
+
+/* Of a long run a page in 16 is asked for, and all if those were not enough. */
+static void test_readable_long(Fixture *f, gconstpointer data)
+{
+    KsmPool *p = &f->pool;
+    uint32_t slot = take_one(f, '0');
+    bool around;
+
+    for (unsigned i = 1; i < 256; i++) {
+        g_assert(take_one(f, '0' + i % 64) == slot + i);
+    }
+    prim.advise = advise_count;
+    prim.pagemap = scan_present;
+    calls = asked = 0;
+    g_assert(pool_readable(p, slot + 3, 250) == 0);
+    /* unless this kernel maps less around a fault */
+    around = calls == 16;
+    g_assert(asked == (around ? 16 : 16 + 250));
+    calls = 0;
+    g_assert(pool_readable(p, slot + 3, 31) == 0 && calls == 1);
+    g_assert(pool_readable(p, slot + 3, 32) == 0 && calls == 1 + 3);
+    /* one that the first faults do not see */
+    failed = pool_page(p, slot + 103);
+    prim.pagemap = scan_less;
+    asked = 0;
+    g_assert(pool_readable(p, slot + 3, 250) == -EFAULT);
+    g_assert(asked == 16 + 250);
+    prim.pagemap = scan_fails;
+    g_assert(pool_readable(p, slot + 3, 100) == 0);
+    /* one that they ask for */
+    prim.pagemap = scan_present;
+    failed = pool_page(p, slot + 128);
+    g_assert(pool_readable(p, slot + 3, 250) == -EFAULT);
+    failed = NULL;
+    prim.advise = prim_real.advise;
+    prim.pagemap = prim_real.pagemap;
+}
+
 /* Blocks begin at multiples of 512, and are had again. */
 static void test_blocks(Fixture *f, gconstpointer data)
 {
@@ -2204,6 +2266,7 @@ int main(int argc, char **argv)
     ADD(fill);
     ADD(readable);
     ADD(readable_mapped);
+    ADD(readable_long);
     ADD(blocks);
     ADD(pattern_node);
     ADD(pattern_grows);

@@ -24,6 +24,8 @@
 
 #define FILE_STEP       8192u   /* slots: the file grows by 32 MiB */
 #define PATTERN_PIECE   64u     /* pages of a pattern written at once */
+#define AROUND          16u     /* pages that a fault maps: the kernel's default */
+#define AROUND_MIN      (2 * AROUND)    /* to look whether it did pays then */
 #define HUGE_LOOK_NS    UINT64_C(100000000)
 /* Page tables of so much can be moved at once. */
 #define VIEW_ALIGN      ((size_t)1 << 30)
@@ -1080,11 +1082,7 @@ static uint32_t block_take(KsmPool *p)
     return first;
 }
 
-/*
- * Is all of it in our page tables?  Then the kernel knows of no failure.  Not
- * asked of a slot that was not compared before: it has who filled it, and who
- * is to map it.
- */
+/* Is all of it in our page tables?  Then the kernel knows of no failure. */
 static bool is_mapped(const KsmPool *p, uint32_t slot, unsigned n)
 {
     PmRange range;
@@ -1098,18 +1096,47 @@ static bool is_mapped(const KsmPool *p, uint32_t slot, unsigned n)
         .vec_len = 1,
     };
 
-    return p->pagemap >= 0 && pool_users(p, slot) > 2 &&
-           prim.pagemap(&scan) == 1 &&
+    return prim.pagemap(&scan) == 1 &&
            range.start == scan.start && range.end == scan.end;
+}
+
+static int slots_populate(const KsmPool *p, uint32_t slot, unsigned n)
+{
+    return prim.advise((void *)pool_page(p, slot), n * PAGE_BYTES,
+                       MADV_POPULATE_READ);
+}
+
+/*
+ * To look up each page costs more than to map it: a fault maps the aligned 16
+ * pages around it, too (fault-around; where they begin before the mapping, the
+ * first 16 of that).  So one in 16 is asked for, if that was all of them.
+ */
+static bool slots_map(const KsmPool *p, uint32_t slot, unsigned n)
+{
+    uint32_t end = slot + n;
+
+    while (slot < end) {
+        if (slots_populate(p, slot, 1) < 0) {
+            return false;
+        }
+        slot = ROUND_UP_TO(slot + 1, AROUND);
+    }
+    return true;
 }
 
 int pool_readable(const KsmPool *p, uint32_t slot, unsigned n)
 {
     int ret = 0;
+    bool there = false;
 
-    if (!is_mapped(p, slot, n)) {
-        ret = prim.advise((void *)pool_page(p, slot), n * PAGE_BYTES,
-                          MADV_POPULATE_READ);
+    if (p->pagemap >= 0) {
+        /* one not compared before has who filled it, and who is to map it */
+        there = (pool_users(p, slot) > 2 && is_mapped(p, slot, n)) ||
+                (n >= AROUND_MIN && slots_map(p, slot, n) &&
+                 is_mapped(p, slot, n));
+    }
+    if (!there) {
+        ret = slots_populate(p, slot, n);
     }
     return ret == -EHWPOISON || ret == -EINVAL ? -EFAULT : ret;
 }
