@@ -452,6 +452,9 @@ static void span_warmed(KsmMerge *m, Span *s)
  */
 static void span_warm(KsmMerge *m, Span *s)
 {
+    if (!memchr(s->act, ACT_MAP, s->iso.n)) {
+        return;
+    }
     s->warm = (KsmChore) { .work = runs_touch, .opaque = s };
     s->warms = true;
     crew_give(m->stage->crew, &s->warm);
@@ -732,8 +735,8 @@ unsigned merge_plan(KsmMerge *m)
         before = s;
         s = &span[(i + 1) % 2];
     }
-    stage_empty(m->stage);
     span_warmed(m, before);
+    stage_empty(m->stage);
     prim.signals_restore(&old);
     store_ahead(m->content->store);
     region_count_runs(r, p->chunk);
