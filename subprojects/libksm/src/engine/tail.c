@@ -15,8 +15,11 @@
 #define FRESH_MAX       (CHUNK_PAGES / 16)  /* more were written: not quiet */
 #define QUIET_PASSES    2u      /* before it is given */
 #define LOUD_PASSES     4u      /* before it is taken away ... */
-#define TICK_NS         UINT64_C(120000000000)  /* rests end at a multiple ... */
-#define REST_DOUBLINGS  8u      /* ... of 1, 2, 4 ... 256 of these */
+#define TICK_NS         UINT64_C(30000000000)
+#define REST_TICKS      2u      /* log2: rests end at a multiple of 4 of them */
+#define REST_DOUBLINGS  8u      /* ... or of 8, 16 ... 1024 */
+#define REST_MAX        (2u << (REST_TICKS + REST_DOUBLINGS))
+#define HELD_TICKS      2u      /* before it is taken for being vain */
 #define VAIN_SCANS      3u      /* begun: of them two were whole ... */
 #define VAIN_PASSES     8u      /* ... and so many of ours */
 #define HURRIED_MAX     32u     /* short rests more than long ones */
@@ -135,31 +138,48 @@ static int chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk)
     c->flags &= ~CHUNK_TAIL;
     c->flags |= CHUNK_VISIT;
     c->tail_wait = e->tail.eager ? 1 : QUIET_PASSES;
+    c->tail_until = e->tail.tick;
     e->tail.chunks--;
     return 0;
 }
 
 /*
- * It was vain.  What two guests share ksmd finds only while both have left it, so
- * all of the host begin again at the same times: multiples of one clock's ticks,
- * where longer rests end shorter ones do, too.
+ * What two guests share ksmd finds only while both have left it.  So all of the
+ * host begin again at the same times: multiples of one clock's ticks, where longer
+ * rests end shorter ones do, too.  @rounds: 1 is the next one.
  */
-static void chunk_rests(KsmEngine *e, KsmChunk *c)
+static uint16_t rest_end(const KsmEngine *e, unsigned doublings, unsigned rounds)
+{
+    unsigned shift = REST_TICKS + doublings;
+
+    return ((e->tail.tick >> shift) + rounds) << shift;
+}
+
+/* It was taken away, because it was vain or is loud: that is a whole round. */
+static void chunk_rests(KsmEngine *e, KsmChunk *c, bool loud)
 {
     unsigned doublings = c->tail_tries;
 
     c->tail_tries = MIN(doublings + 1, REST_DOUBLINGS);
-    c->tail_until = MAX((uint16_t)(((e->tail.tick >> doublings) + 1)
-                                   << doublings), 1);
+    c->tail_until = rest_end(e, doublings, loud ? 2 : 1);
 }
 
-static bool is_resting(const KsmEngine *e, KsmChunk *c)
+/* Ticks that it rests, or is held; 0: none.  They count modulo 2^16. */
+static uint16_t ticks_left(const KsmEngine *e, const KsmChunk *c)
 {
-    /* both count modulo 2^16: 91 days */
-    if ((int16_t)(e->tail.tick - c->tail_until) >= 0) {
-        c->tail_until = 0;
+    uint16_t left = c->tail_until - e->tail.tick;
+
+    return left <= REST_MAX && !e->tail.eager ? left : 0;
+}
+
+/* What is written is another content: it need not rest for the old one. */
+static void rest_cut(KsmEngine *e, KsmChunk *c)
+{
+    uint16_t most = rest_end(e, 0, 2) - e->tail.tick;
+
+    if (ticks_left(e, c) > most) {
+        c->tail_until = e->tail.tick + most;
     }
-    return c->tail_until && !e->tail.eager;
 }
 
 static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
@@ -177,6 +197,8 @@ static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
     c->flags |= CHUNK_TAIL;
     c->tail_wait = c->tail_vain = 0;
     c->tail_scan = e->tail.scans;
+    /* others give theirs with their next pass */
+    c->tail_until = e->tail.tick + HELD_TICKS;
     e->tail.chunks++;
     e->tail.given++;
     ret = chunk_advise(r, chunk, MADV_MERGEABLE);
@@ -184,8 +206,9 @@ static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
         e->tail.refused |= ret == -EINVAL;
         e->plan.tail = !e->tail.refused;
         vmas_recount(&e->vmas);
-        chunk_take(e, r, chunk);
-        chunk_rests(e, c);
+        if (chunk_take(e, r, chunk) == 0) {
+            chunk_rests(e, c, false);
+        }
     }
 }
 
@@ -248,11 +271,18 @@ static void left_pass(KsmEngine *e, KsmRegion *r, size_t chunk, bool may)
     e->tail.waiting += may && c->tail_wait <= QUIET_PASSES;
 }
 
+/* Once a pass; what was put back looks written for a pass, too. */
+static bool is_loud(KsmChunk *c)
+{
+    c->tail_wait = c->kernel || is_quiet(c) ? 0 : c->tail_wait + 1;
+    return c->tail_wait >= LOUD_PASSES;
+}
+
 /*
- * It costs ksmd more than it brings, as far as the books know.  Once a pass.
- * Not counted by scans alone: where it has little to do it makes thousands.
+ * ksmd found nothing, as far as the books know.  Once a pass.  Not counted by
+ * scans alone: where it has little to do it makes thousands.
  */
-static bool seems_vain(const KsmEngine *e, KsmChunk *c)
+static bool is_vain(const KsmEngine *e, KsmChunk *c)
 {
     uint8_t scans = e->tail.scans - c->tail_scan;
 
@@ -260,11 +290,22 @@ static bool seems_vain(const KsmEngine *e, KsmChunk *c)
         c->tail_scan = e->tail.scans;
         c->tail_vain = c->tail_tries = 0;
     }
-    /* what was put back looks written for a pass, too */
-    c->tail_wait = c->kernel || is_quiet(c) ? 0 : c->tail_wait + 1;
     c->tail_vain = MIN(c->tail_vain + 1, VAIN_PASSES);
-    return c->tail_wait >= LOUD_PASSES ||
-           (scans >= VAIN_SCANS && c->tail_vain == VAIN_PASSES);
+    return scans >= VAIN_SCANS && c->tail_vain == VAIN_PASSES &&
+           !ticks_left(e, c);
+}
+
+/* Of what was given, in each pass: it is taken if it costs ksmd for nothing. */
+static void given_pass(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    bool vain = is_vain(e, c), loud = is_loud(c);
+
+    /* the books may be old: not each pass asks page tables */
+    if ((vain || loud) && !chunk_has_merged(e, r, chunk) &&
+        chunk_take(e, r, chunk) == 0) {
+        chunk_rests(e, c, loud);
+    }
 }
 
 void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
@@ -278,21 +319,19 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
     may = !e->tail.refused && !region_inhibited(r);
     REGION_FOREACH_KNOWN(r, i, chunk, end) {
         KsmChunk *c = &r->chunk[i];
-        bool rests = is_resting(e, c);
 
+        if (c->flags & CHUNK_TAIL) {
+            given_pass(e, r, i);
+            continue;
+        }
         if (!is_quiet(c)) {
             c->tail_tries = 0;
+            rest_cut(e, c);
         }
-        if (c->flags & CHUNK_TAIL) {
-            /* the books may be old: not each pass asks page tables */
-            if (seems_vain(e, c) && !chunk_has_merged(e, r, i)) {
-                chunk_take(e, r, i);
-                chunk_rests(e, c);
-            }
-        } else if (!is_left(e, r, c)) {
+        if (!is_left(e, r, c)) {
             c->tail_wait = MAX(c->tail_wait, QUIET_PASSES);
             c->tail_vain = 0;
-        } else if (!rests) {
+        } else if (!ticks_left(e, c)) {
             left_pass(e, r, i, may);
         }
     }

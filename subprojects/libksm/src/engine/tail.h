@@ -9,8 +9,8 @@
  * (for which there are no mappings, or which are dear here even where they are
  * cold: parts.h), by MADV_MERGEABLE, once they are quiet; and they are taken away
  * again, and rest, if they are written, or if it found nothing there in two whole
- * scans; then longer each time, but ending when those of other guests do.  A chunk where it has merged pages is not taken
- * away: that would cost them.
+ * scans; then longer each time, and until other guests leave theirs, too.  A chunk
+ * where it has merged pages is not taken away: that would cost them.
  *
  * Which pages it has merged their page tables tell: present, anonymous, and
  * mapped by others, too.  In memory that no child inherits nothing else is;

@@ -119,7 +119,8 @@ typedef struct KsmChunk {
     uint16_t tried;     /* gain when merging was last refused */
     uint16_t flags;
     uint16_t tail_wait; /* passes until it may be left to the kernel */
-    uint16_t tail_until;        /* ... and the tick that its rest ends at */
+    uint16_t tail_until;        /* ... and the tick that its rest ends at; or
+                                   until which it is left at least */
     uint8_t why_not;    /* KsmReason of that refusal: chunk_set_reason() */
     uint8_t wait;       /* passes until it is tried again */
     uint8_t parked;     /* times in this pass that it was put off */
