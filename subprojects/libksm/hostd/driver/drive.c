@@ -27,6 +27,12 @@
 #define RETRY_MIN_NS    UINT64_C(120000000000)
 #define RETRY_MAX_NS    UINT64_C(3600000000000)
 #define NEW_SOONER  30u     /* ... something new is tried: 4 s to 2 min */
+/*
+ * ... when nothing has come for at most so long, or something has for twice that:
+ * members pass each half a minute at least, and keep what they gave given for as
+ * long (HELD_TICKS of engine/tail.c).
+ */
+#define STILL_MAX_NS    UINT64_C(30000000000)
 
 void drive_init(Drive *d, unsigned share)
 {
@@ -37,6 +43,7 @@ static void begin(Drive *d, const DriveSeen *seen)
 {
     d->runs = true;
     d->given = seen->given;
+    d->first_ns = 0;
     d->until = seen->scans + NEW_SCANS;
     d->saved = seen->saved;
     d->cpu_ns = seen->cpu_ns;
@@ -86,10 +93,27 @@ static void set_speed(Drive *d, const DriveSeen *seen)
     d->pages = CLAMP(d->pages, PAGES_MIN, most);
 }
 
+/* Is there something new, and all of it? */
+static bool is_new(Drive *d, const DriveSeen *seen)
+{
+    uint64_t now = seen->now_ns, still;
+
+    if (seen->given != d->told) {
+        d->told = seen->given;
+        d->told_ns = now;
+        d->first_ns = d->first_ns ? d->first_ns : now;
+    }
+    /* none after what was not vain, nor after the first time */
+    still = d->wait_ns - MIN(d->wait_ns, RETRY_MIN_NS);
+    still = MIN(still / NEW_SOONER, STILL_MAX_NS);
+    return seen->given != d->given && now >= d->new_ns &&
+           (now - d->told_ns >= still || now - d->first_ns >= 2 * still);
+}
+
 Want drive_next(Drive *d, const DriveSeen *seen)
 {
     bool again = d->retry_ns && seen->now_ns >= d->retry_ns;
-    bool new = seen->given != d->given && seen->now_ns >= d->new_ns;
+    bool new = is_new(d, seen);
     uint64_t batches;
 
     if (!d->runs && seen->left && (new || again)) {

@@ -9,7 +9,9 @@
  * is short of memory, up to all of one; and it stops when two whole scans have
  * brought nothing.  What becomes equal later is found by trying again, more and
  * more seldom, as long as that is vain.  Something new is tried sooner, but not
- * at once: members can always have something new.
+ * at once: members can always have something new.  What one gives is the copy of
+ * what another is about to give, with its next pass: so the more there was in vain,
+ * the longer they have to be still, or to have gone on.
  *
  * Leaves to others: where the figures come from, and the knobs.
  */
@@ -35,6 +37,9 @@ typedef struct Drive {
     unsigned share;         /* percent of a core */
     bool runs;
     uint64_t given;         /* when it began to run */
+    uint64_t told;          /* given, when last seen ... */
+    uint64_t told_ns;       /* ... when that last changed ... */
+    uint64_t first_ns;      /* ... and first, since it ran; 0: it has not */
     uint64_t saved;         /* most, since then */
     uint64_t until;         /* scans that are enough */
     uint64_t retry_ns;      /* when to try again; 0: there is nothing to try */

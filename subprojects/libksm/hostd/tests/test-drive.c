@@ -223,6 +223,47 @@ static void test_retries(void)
     g_assert(until_run(&h) <= 130);
 }
 
+/* What is vain as a rule waits until nobody gives more, but not for ever. */
+static void test_still(void)
+{
+    Host h;
+    unsigned s;
+
+    host_init(&h);
+    give(&h, 4);
+    for (unsigned i = 0; i < 8; i++) {
+        until_run(&h);
+    }
+    for (s = 0; s < 200; s++) {
+        g_assert(!tick(&h, SECOND));
+    }
+    give(&h, 4);
+    for (s = 0; s < 20; s++) {
+        g_assert(!tick(&h, SECOND));
+    }
+    give(&h, 4);
+    for (s = 0; !tick(&h, SECOND); s++) {
+        g_assert(s < 31);
+    }
+    g_assert(s >= 29);
+    h.seen.scans += 10;
+    g_assert(!tick(&h, SECOND));
+    for (s = 0; s < 200; s++) {
+        g_assert(!tick(&h, SECOND));
+    }
+    for (s = 0; !tick(&h, SECOND); s++) {
+        g_assert(s < 61);
+        give(&h, 1);
+    }
+    g_assert(s >= 59);
+    /* it is not new any more */
+    h.seen.scans += 10;
+    g_assert(!tick(&h, SECOND));
+    for (s = 0; s < 300; s++) {
+        g_assert(!tick(&h, SECOND));
+    }
+}
+
 /* Seconds of CPU in one second. */
 static double ksmd_scans(Host *h, double us_each)
 {
@@ -646,6 +687,7 @@ int main(int argc, char **argv)
     g_test_add_func("/drive/always-new", test_always_new);
     g_test_add_func("/drive/nothing-left", test_nothing_left);
     g_test_add_func("/drive/retries", test_retries);
+    g_test_add_func("/drive/still", test_still);
     g_test_add_func("/drive/speed", test_speed);
     g_test_add_func("/drive/pressed", test_pressed);
     g_test_add_func("/drive/cost-unknown", test_cost_unknown);
