@@ -24,7 +24,7 @@ LOCK = Path(os.environ.get("QEMU_KSM_LOCK", "/run/lock/qemu-ksm-knobs"))
 SAVED = LOCK.with_name(LOCK.name + ".saved")
 
 #: Knobs that programs of this project may change, in the order in which they
-#: are restored: `run` last, because the others may not change while it is 1.
+#: are restored: KSM's `run` last, because its others may not change while it is 1.
 KNOBS = (
     "pages_to_scan",
     "sleep_millisecs",
@@ -32,6 +32,7 @@ KNOBS = (
     "use_zero_pages",
     "advisor_mode",
     "run",
+    "max_map_count",
 )
 
 
@@ -39,10 +40,15 @@ class KsmUnavailable(Lacking):
     """KSM cannot be controlled here; the text says why and what to do."""
 
 
+def _path(name: str) -> Path:
+    """All are KSM's, but for the mappings that a process may have."""
+    return Path("/proc/sys/vm") / name if name == "max_map_count" else KSM / name
+
+
 def read(name: str) -> int | None:
     """A number of /sys/kernel/mm/ksm, None where it cannot be read."""
     try:
-        return int((KSM / name).read_text())
+        return int(_path(name).read_text())
     except (OSError, ValueError):
         return None
 
@@ -90,7 +96,7 @@ def ksmd_cpu_s(pid: int | None = None) -> float:
 
 def _read_knob(name: str) -> str | None:
     try:
-        text = (KSM / name).read_text().strip()
+        text = _path(name).read_text().strip()
     except OSError:
         return None
     # "[none] scan-time": the brackets show the choice in force
@@ -98,7 +104,7 @@ def _read_knob(name: str) -> str | None:
 
 
 def _write_knob(name: str, value: str) -> None:
-    (KSM / name).write_text(value + "\n")
+    _path(name).write_text(value + "\n")
 
 
 class KsmKnobs:
@@ -175,7 +181,7 @@ class KsmKnobs:
                 try:
                     _write_knob(name, saved[name])
                 except OSError as error:
-                    print(f"cannot restore KSM's {name}: {error}", file=sys.stderr)
+                    print(f"cannot restore {_path(name)}: {error}", file=sys.stderr)
 
     def _heal(self) -> None:
         """Restores what a killed holder of the lock left behind."""

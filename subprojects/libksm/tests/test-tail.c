@@ -489,18 +489,13 @@ static uint64_t rest_end(Left *l)
 }
 
 /* Where it finds nothing ksmd is asked more and more seldom, until writes. */
-static void test_vain(gconstpointer wraps)
+static void test_vain(void)
 {
     uint64_t was, now;
     Left l;
 
     if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
         return;
-    }
-    if (wraps) {
-        /* ten rests are a thousand rounds; what counts them has 14 bits */
-        now = prim.now_ns() / TICK % 16384;
-        ahead += (16384 - 300 - now + (now > 16084 ? 16384 : 0)) * TICK;
     }
     prim.open_read = open_scans;
     until_left(&l, 2);
@@ -513,11 +508,12 @@ static void test_vain(gconstpointer wraps)
         g_assert(now % ticks == 0);
         g_assert(now > was && now - was <= ticks);
     }
+    /* the last of four passes sees only that they had been written before */
     for (unsigned k = 0; util_stats(l.e).kernel_left; k++) {
-        for (size_t i = 0; i < PAIR_PAGES; i++) {
+        for (size_t i = 0; i < PAIR_PAGES && k < 3; i++) {
             mem_write(l.m, i, 8, k + i % CHUNK_PAGES);
         }
-        g_assert(k < 20);
+        g_assert(k < 8);
         passes(&l, 1);
     }
     /* it was loud: not sooner than after one of them */
@@ -550,7 +546,7 @@ static void test_held(void)
     left_end(&l);
 }
 
-/* A long rest is not for what was written since; nor what looks like one. */
+/* A long rest is not for what was written since. */
 static void test_rest_cut(void)
 {
     KsmChunk *c;
@@ -564,7 +560,7 @@ static void test_rest_cut(void)
     g_assert(util_stats(l.e).kernel_left == 0);
     c[0].tail_until = c[1].tail_until = l.e->tail.tick + 1000;
     passes(&l, 1);
-    g_assert(c[0].tail_until == (uint16_t)(l.e->tail.tick + 1000));
+    g_assert(c[0].tail_until == l.e->tail.tick + 1000);
     for (unsigned k = 0; k < 3; k++) {
         for (size_t i = 0; i < CHUNK_PAGES; i++) {
             mem_write(l.m, i, 8, k + i);
@@ -580,10 +576,6 @@ static void test_rest_cut(void)
     ahead += TICK;
     passes(&l, 8);
     g_assert(left_marked(&l) == 1 && (c[0].flags & CHUNK_TAIL));
-    /* it ended weeks ago, and nobody looked */
-    c[1].tail_until = l.e->tail.tick - 40000;
-    passes(&l, 8);
-    g_assert(left_marked(&l) == 2);
     left_end(&l);
 }
 
@@ -1019,8 +1011,7 @@ int main(int argc, char **argv)
     g_test_add_func("/tail/dear", test_dear);
     g_test_add_func("/tail/inherited", test_inherited);
     g_test_add_func("/tail/written", test_written);
-    g_test_add_data_func("/tail/vain", NULL, test_vain);
-    g_test_add_data_func("/tail/vain/wraps", "wraps", test_vain);
+    g_test_add_func("/tail/vain", test_vain);
     g_test_add_func("/tail/held", test_held);
     g_test_add_func("/tail/rest/cut", test_rest_cut);
     g_test_add_func("/tail/vain/together", test_vain_together);

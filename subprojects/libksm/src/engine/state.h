@@ -138,7 +138,7 @@ typedef struct KsmTail {
     uint64_t given;         /* times that one was, ever */
     uint64_t looked_ns;     /* when its figures were read */
     uint8_t scans;          /* low bits of its full scans, then */
-    uint16_t tick;          /* low bits of what rests are counted in, now */
+    uint32_t tick;          /* what rests are counted in, now */
     double saves;           /* share of its merged pages that is saved */
 } KsmTail;
 

@@ -18,7 +18,6 @@
 #define TICK_NS         UINT64_C(30000000000)
 #define REST_TICKS      2u      /* log2: rests end at a multiple of 4 of them */
 #define REST_DOUBLINGS  8u      /* ... or of 8, 16 ... 1024 */
-#define REST_MAX        (2u << (REST_TICKS + REST_DOUBLINGS))
 #define HELD_TICKS      2u      /* before it is taken for being vain */
 #define VAIN_SCANS      3u      /* begun: of them two were whole ... */
 #define VAIN_PASSES     8u      /* ... and so many of ours */
@@ -148,7 +147,8 @@ static int chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk)
  * host begin again at the same times: multiples of one clock's ticks, where longer
  * rests end shorter ones do, too.  @rounds: 1 is the next one.
  */
-static uint16_t rest_end(const KsmEngine *e, unsigned doublings, unsigned rounds)
+static uint32_t rest_end(const KsmEngine *e, unsigned doublings,
+                         unsigned rounds)
 {
     unsigned shift = REST_TICKS + doublings;
 
@@ -164,22 +164,16 @@ static void chunk_rests(KsmEngine *e, KsmChunk *c, bool loud)
     c->tail_until = rest_end(e, doublings, loud ? 2 : 1);
 }
 
-/* Ticks that it rests, or is held; 0: none.  They count modulo 2^16. */
-static uint16_t ticks_left(const KsmEngine *e, const KsmChunk *c)
+/* ... or is held. */
+static bool is_resting(const KsmEngine *e, const KsmChunk *c)
 {
-    uint16_t left = c->tail_until - e->tail.tick;
-
-    return left <= REST_MAX && !e->tail.eager ? left : 0;
+    return c->tail_until > e->tail.tick && !e->tail.eager;
 }
 
 /* What is written is another content: it need not rest for the old one. */
 static void rest_cut(KsmEngine *e, KsmChunk *c)
 {
-    uint16_t most = rest_end(e, 0, 2) - e->tail.tick;
-
-    if (ticks_left(e, c) > most) {
-        c->tail_until = e->tail.tick + most;
-    }
+    c->tail_until = MIN(c->tail_until, rest_end(e, 0, 2));
 }
 
 static void chunk_give(KsmEngine *e, KsmRegion *r, size_t chunk)
@@ -292,7 +286,7 @@ static bool is_vain(const KsmEngine *e, KsmChunk *c)
     }
     c->tail_vain = MIN(c->tail_vain + 1, VAIN_PASSES);
     return scans >= VAIN_SCANS && c->tail_vain == VAIN_PASSES &&
-           !ticks_left(e, c);
+           !is_resting(e, c);
 }
 
 /* Of what was given, in each pass: it is taken if it costs ksmd for nothing. */
@@ -301,6 +295,8 @@ static void given_pass(KsmEngine *e, KsmRegion *r, size_t chunk)
     KsmChunk *c = &r->chunk[chunk];
     bool vain = is_vain(e, c), loud = is_loud(c);
 
+    /* it is another content by now */
+    c->tail_tries = loud ? 0 : c->tail_tries;
     /* the books may be old: not each pass asks page tables */
     if ((vain || loud) && !chunk_has_merged(e, r, chunk) &&
         chunk_take(e, r, chunk) == 0) {
@@ -331,8 +327,11 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
         if (!is_left(e, r, c)) {
             c->tail_wait = MAX(c->tail_wait, QUIET_PASSES);
             c->tail_vain = 0;
-        } else if (!ticks_left(e, c)) {
+        } else if (!is_resting(e, c)) {
             left_pass(e, r, i, may);
+        } else {
+            /* it is given with the first pass after that */
+            c->tail_wait -= c->tail_wait > 0;
         }
     }
 }

@@ -102,6 +102,8 @@ typedef struct KsmGroup {
 
 /* Bare: all zeroes. */
 typedef struct KsmChunk {
+    uint32_t tail_until;        /* tick (tail.c) until which it is not left to the
+                                   kernel; or, if it is, not taken away */
     uint16_t held;      /* pages neither HOLE nor OUTSIDE */
     uint16_t fresh;     /* pages that are NEW */
     uint16_t written;   /* pages with PAGE_WRITTEN */
@@ -119,8 +121,6 @@ typedef struct KsmChunk {
     uint16_t tried;     /* gain when merging was last refused */
     uint16_t flags;
     uint16_t tail_wait; /* passes until it may be left to the kernel */
-    uint16_t tail_until;        /* ... and the tick that its rest ends at; or
-                                   until which it is left at least */
     uint8_t why_not;    /* KsmReason of that refusal: chunk_set_reason() */
     uint8_t wait;       /* passes until it is tried again */
     uint8_t parked;     /* times in this pass that it was put off */

@@ -1100,28 +1100,25 @@ static bool is_mapped(const KsmPool *p, uint32_t slot, unsigned n)
            range.start == scan.start && range.end == scan.end;
 }
 
-static int slots_populate(const KsmPool *p, uint32_t slot, unsigned n)
-{
-    return prim.advise((void *)pool_page(p, slot), n * PAGE_BYTES,
-                       MADV_POPULATE_READ);
-}
-
 /*
  * To look up each page costs more than to map it: a fault maps the aligned 16
- * pages around it, too (fault-around; where they begin before the mapping, the
- * first 16 of that).  So one in 16 is asked for, if that was all of them.
+ * pages around it, too (fault-around).  So one in 16 is asked for.  Were those
+ * all?  Where the kernel maps less (fault_around_bytes) it costs a third more.
  */
 static bool slots_map(const KsmPool *p, uint32_t slot, unsigned n)
 {
-    uint32_t end = slot + n;
+    uintptr_t at = (uintptr_t)pool_page(p, slot), end = at + n * PAGE_BYTES;
 
-    while (slot < end) {
-        if (slots_populate(p, slot, 1) < 0) {
+    if (n < AROUND_MIN) {
+        return false;
+    }
+    while (at < end) {
+        if (prim.advise((void *)at, PAGE_BYTES, MADV_POPULATE_READ) < 0) {
             return false;
         }
-        slot = ROUND_UP_TO(slot + 1, AROUND);
+        at = ROUND_UP_TO(at + 1, AROUND * PAGE_BYTES);
     }
-    return true;
+    return is_mapped(p, slot, n);
 }
 
 int pool_readable(const KsmPool *p, uint32_t slot, unsigned n)
@@ -1132,11 +1129,11 @@ int pool_readable(const KsmPool *p, uint32_t slot, unsigned n)
     if (p->pagemap >= 0) {
         /* one not compared before has who filled it, and who is to map it */
         there = (pool_users(p, slot) > 2 && is_mapped(p, slot, n)) ||
-                (n >= AROUND_MIN && slots_map(p, slot, n) &&
-                 is_mapped(p, slot, n));
+                slots_map(p, slot, n);
     }
     if (!there) {
-        ret = slots_populate(p, slot, n);
+        ret = prim.advise((void *)pool_page(p, slot), n * PAGE_BYTES,
+                          MADV_POPULATE_READ);
     }
     return ret == -EHWPOISON || ret == -EINVAL ? -EFAULT : ret;
 }
