@@ -478,12 +478,13 @@ static unsigned until_left(Left *l, unsigned chunks)
 /* Until both are given again, both at once; returns the tick by then. */
 static uint64_t rest_end(Left *l)
 {
+    passes(l, 4);
     for (unsigned k = 0; util_stats(l->e).kernel_left < 2 * CHUNK; k++) {
         g_assert(util_stats(l->e).kernel_left == 0);
         g_assert(l->e->tail.waiting == 0);
         g_assert(k < 2000);
-        ahead += TICK / 4;
-        passes(l, 4);
+        ahead += TICK;
+        passes(l, 2);
     }
     return prim.now_ns() / TICK;
 }
