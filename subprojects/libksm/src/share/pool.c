@@ -1103,7 +1103,7 @@ static bool is_mapped(const KsmPool *p, uint32_t slot, unsigned n)
 /*
  * To look up each page costs more than to map it: a fault maps the aligned 16
  * pages around it, too (fault-around).  So one in 16 is asked for.  Were those
- * all?  Where the kernel maps less (fault_around_bytes) it costs a third more.
+ * all?  Where the kernel maps less (fault_around_bytes) they come on top.
  */
 static bool slots_map(const KsmPool *p, uint32_t slot, unsigned n)
 {
