@@ -155,7 +155,7 @@ static uint32_t rest_end(const KsmEngine *e, unsigned doublings,
     return ((e->tail.tick >> shift) + rounds) << shift;
 }
 
-/* It was taken away: for being vain, or @loud, which is a whole round at least. */
+/* It was taken away: for being vain, or @loud; that is for a whole round. */
 static void chunk_rests(KsmEngine *e, KsmChunk *c, bool loud)
 {
     unsigned doublings = c->tail_tries;
