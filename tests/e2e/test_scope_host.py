@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from test_hostd import wait
 from test_scope_group import boot, kinds, pooled, wait_shared
 from test_scope_vm import churn, spec_of
 from test_top import PAGE, by_name, look, with_socket
@@ -145,7 +146,8 @@ def test_driven(image: Path, scope_vm: str, tmp_path: Path) -> None:
         daemon = stack.enter_context(Poold())
         hostd = stack.enter_context(Hostd(daemon.socket, "--max-cpu", "100"))
         # before there are guests: they leave something two seconds after their boot
-        assert hostd.status()["state"] == "rests" and ksmsys.read("run") == 0
+        wait(lambda: hostd.status().get("state") == "rests")
+        assert ksmsys.read("run") == 0
         specs = [host_spec(daemon, f"driven{i}", i + 1) for i in range(2)]
         guests = [boot(stack, image, with_socket(each, tmp_path)) for each in specs]
         for guest in guests:
