@@ -20,7 +20,6 @@ typedef struct Span {
     uint8_t act[CHUNK_PAGES];       /* planned; then done */
     uint32_t slot[CHUNK_PAGES];     /* COLLIDED: the new tag */
     KsmChore warm;
-    bool warms;             /* that was given, and not waited for */
 } Span;
 
 static void span_start(Span *s, const KsmPlan *p, PlanSpan part)
@@ -28,7 +27,6 @@ static void span_start(Span *s, const KsmPlan *p, PlanSpan part)
     KsmRegion *r = p->region;
     const KsmChunk *c = &r->chunk[p->chunk];
 
-    s->warms = false;
     s->page = p->chunk * CHUNK_PAGES + part.first;
     s->iso = (Isolation) {
         .home = page_addr(r, s->page),
@@ -427,16 +425,11 @@ static void runs_touch(void *opaque)
     }
 }
 
-/* The page tables of mapped runs are ours, then others', by the op. */
-static void span_warmed(KsmMerge *m, Span *s)
+/* The page tables of mapped runs; those of others, by the op. */
+static void span_prefault(const Span *s)
 {
     unsigned n;
 
-    if (!s->warms) {
-        return;
-    }
-    s->warms = false;
-    crew_wait(m->stage->crew, &s->warm);
     for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
         n = joined_run(s, i);
         if (n) {
@@ -446,20 +439,36 @@ static void span_warmed(KsmMerge *m, Span *s)
     }
 }
 
+static bool span_maps(const Span *s)
+{
+    return memchr(s->act, ACT_MAP, s->iso.n);
+}
+
+static void span_warm(Span *s)
+{
+    if (span_maps(s)) {
+        runs_touch(s);
+        span_prefault(s);
+    }
+}
+
 /*
  * For ours a helper may see while the next span is prepared; not longer: while
  * that one is isolated nobody else is to be at these page tables.
  */
-static void span_warm(KsmMerge *m, Span *s)
+static void span_warm_begin(KsmMerge *m, Span *s)
 {
-    if (!memchr(s->act, ACT_MAP, s->iso.n)) {
-        return;
-    }
     s->warm = (KsmChore) { .work = runs_touch, .opaque = s };
-    s->warms = true;
-    crew_give(m->stage->crew, &s->warm);
-    if (!crew_helps(m->stage->crew)) {
-        span_warmed(m, s);
+    if (span_maps(s)) {
+        crew_give(m->stage->crew, &s->warm);
+    }
+}
+
+static void span_warm_end(KsmMerge *m, Span *s)
+{
+    crew_wait(m->stage->crew, &s->warm);
+    if (span_maps(s)) {
+        span_prefault(s);
     }
 }
 
@@ -587,12 +596,17 @@ static unsigned span_account(KsmMerge *m, const Span *s)
     return merged;
 }
 
-/* @before: the span before it, which is warm then. */
+/* @before: the span before it, which is warm then; or NULL. */
 static unsigned span_merge(KsmMerge *m, Span *s, Span *before)
 {
+    if (before) {
+        span_warm_begin(m, before);
+    }
     allocate_slots(m, s);
     slots_look(m, s);
-    span_warmed(m, before);
+    if (before) {
+        span_warm_end(m, before);
+    }
     if (span_has_work(s)) {
         bool moved = stage_isolate(m->stage, &s->iso);
 
@@ -606,7 +620,6 @@ static unsigned span_merge(KsmMerge *m, Span *s, Span *before)
         acts_follow(s);
         span_attributes(m, s);
         costs_span(m->costs, &s->iso.spent);
-        span_warm(m, s);
         if (s->iso.untracked) {
             span_track(m, s);
         }
@@ -719,9 +732,8 @@ unsigned merge_plan(KsmMerge *m)
     KsmRegion *r = p->region;
     unsigned merged = 0;
     sigset_t old;
-    Span span[2], *s = &span[0], *before = &span[1];
+    Span span[2], *s = &span[0], *before = NULL;
 
-    before->warms = false;
     m->n_collided = 0;
     m->broke = false;
     memset(m->kept, 0, sizeof(m->kept));
@@ -735,8 +747,11 @@ unsigned merge_plan(KsmMerge *m)
         before = s;
         s = &span[(i + 1) % 2];
     }
-    span_warmed(m, before);
+    /* the next chunk waits for that: first of all, and not behind page tables */
     stage_empty(m->stage);
+    if (before) {
+        span_warm(before);
+    }
     prim.signals_restore(&old);
     store_ahead(m->content->store);
     region_count_runs(r, p->chunk);
