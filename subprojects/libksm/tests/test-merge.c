@@ -1126,6 +1126,38 @@ static void test_slot_fails(void)
     pair_close(&p);
 }
 
+/* A clock by which nothing is dear but to look what was moved. */
+static uint64_t paid_ns;
+
+static uint64_t cpu_paid(void)
+{
+    return paid_ns;
+}
+
+static ssize_t pagemap_paid(PmScan *scan)
+{
+    paid_ns += 50000000;
+    return prim_real.pagemap(scan);
+}
+
+/* What a run costs is not what comparing, and all before, did. */
+static void test_map_cost(void)
+{
+    Pair p;
+
+    if (!pair_open(&p, KSM_DIRTY_PAGEMAP, ROOMS_SHARING, NULL, MEM_SMALL)) {
+        return;
+    }
+    prim.cpu_ns = cpu_paid;
+    prim.pagemap = pagemap_paid;
+    rooms_passes(&p.f, 4);
+    prim.cpu_ns = prim_real.cpu_ns;
+    prim.pagemap = prim_real.pagemap;
+    g_assert(p.f.merge.isolations > 0);
+    g_assert(p.f.costs.map_ns < costs_guess.map_ns);
+    pair_close(&p);
+}
+
 /* The pool's pages cannot be read, so often. */
 static struct {
     unsigned fails, moves;
@@ -1199,6 +1231,7 @@ int main(int argc, char **argv)
     g_test_add_data_func("/merge/stage-read/huge",
                          GINT_TO_POINTER(MEM_HUGE), test_stage_read);
     g_test_add_func("/merge/pinned-fill", test_pinned_fill);
+    g_test_add_func("/merge/map-cost", test_map_cost);
     g_test_add_func("/merge/slot-fails", test_slot_fails);
     g_test_add_func("/merge/slot-looks", test_slot_looks);
     g_test_add_func("/merge/huge", test_huge);

@@ -341,6 +341,79 @@ static void isolate_all(Scene *s, RoomsSpan *span, size_t page, unsigned n)
     }
 }
 
+/* What calls cost, by a clock that only they advance. */
+static uint64_t paid_ns, moves_ns;     /* @moves_ns: of this isolation */
+
+static uint64_t cpu_paid(void)
+{
+    return paid_ns;
+}
+
+static int register_paid(const UffdRange *range, unsigned mode)
+{
+    paid_ns += 1000;
+    moves_ns = 0;
+    return prim_real.uffd_register(range, mode);
+}
+
+static int move_paid(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    /* not always one: a page may be busy for a moment */
+    paid_ns += 20000;
+    moves_ns += 20000;
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+static int unregister_paid(const UffdRange *range)
+{
+    paid_ns += 300000;
+    return prim_real.uffd_unregister(range);
+}
+
+/* Each kind of cost is told by itself, and what is between them in the sum. */
+static void test_spent(gconstpointer data)
+{
+    const unsigned n = GPOINTER_TO_UINT(data);
+    const StageRun run = { 0, 16 };
+    const KsmSpent *spent;
+    uint64_t out, back, all;
+    RoomsSpan span;
+    Scene s;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    still_calls();
+    prim.cpu_ns = cpu_paid;
+    prim.uffd_register = register_paid;
+    prim.uffd_move = move_paid;
+    prim.uffd_unregister = unregister_paid;
+    spent = &span.s.spent;
+    isolate_all(&s, &span, 0, n);
+    out = moves_ns;
+    g_assert(spent->n == n && spent->isolate_ns == 1000 + out);
+    g_assert(spent->move_ns == (n < 2 * SPAN_MIN ? 0 : out));
+    paid_ns += 4000000;
+    g_assert(isolation_lap(&span.s) == 4000000);
+    s.f.costs.copy_ns = 1000000;    /* so that they are moved back */
+    stage_keep(&s.f.stage, &span.s, &run, 1);
+    g_assert(spent->backs == 1 && spent->back_pages == 16 && !spent->copies);
+    back = moves_ns - out;
+    g_assert(back && spent->back_ns == back);
+    stage_keep(&s.f.stage, &span.s, NULL, 0);
+    g_assert(spent->back_ns == back);
+    stage_put_back(&s.f.stage, &span.s, 16, n - 16);
+    isolation_lap(&span.s);
+    all = moves_ns;
+    rooms_release(&s.f, &span);
+    g_assert(spent->isolate_ns == 301000 + out);
+    g_assert(spent->cpu_ns == 4301000 + all);
+    prim.cpu_ns = prim_real.cpu_ns;
+    prim.uffd_register = prim_real.uffd_register;
+    prim.uffd_unregister = prim_real.uffd_unregister;
+    scene_end(&s);
+}
+
 /*
  * A span comes back by itself if calls work at times.  Nothing is copied while
  * a device may be writing to it.
@@ -1042,6 +1115,10 @@ int main(int argc, char **argv)
     g_log_set_always_fatal(G_LOG_LEVEL_ERROR | G_LOG_LEVEL_CRITICAL);
     g_log_set_handler(NULL, G_LOG_LEVEL_WARNING, warning_seen, NULL);
     g_test_add_func("/stage/random", test_random);
+    g_test_add_data_func("/stage/spent", GUINT_TO_POINTER(2 * SPAN_MIN),
+                         test_spent);
+    g_test_add_data_func("/stage/spent/short", GUINT_TO_POINTER(SPAN_MIN),
+                         test_spent);
     g_test_add_data_func("/stage/back/any", GINT_TO_POINTER(false),
                          test_back);
     g_test_add_data_func("/stage/back/busy", GINT_TO_POINTER(true),

@@ -269,13 +269,14 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
                  const uint8_t *kinds)
 {
     KsmChunk *c = &r->chunk[chunk];
-    uint64_t cpu = prim.cpu_ns();
+    uint64_t cpu;
     bool hot;
     Done done;
 
     if (!c->broken || !e->scan.rhythm.check) {
         return false;
     }
+    cpu = prim.cpu_ns();
     pages_look(e, r, chunk, kinds);
     c->calm = MIN(c->calm + e->scan.rhythm.looks, 255);
     e->total.scan_time += prim.cpu_ns() - cpu;

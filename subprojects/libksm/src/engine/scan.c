@@ -175,14 +175,11 @@ static void next_soon(KsmEngine *e, const KsmChunk *c)
     }
 }
 
-/* False: there is nothing to carry out. */
+/* Of one that is ripe.  False: there is nothing to carry out. */
 static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     bool made;
 
-    if (!plan_ripe(&e->plan, r, chunk)) {
-        return false;
-    }
     if (!loose_ready(e, r, chunk)) {
         /* if it is put off it is not called again in this pass */
         next_soon(e, &r->chunk[chunk]);
@@ -224,8 +221,7 @@ static void rest_shorten(KsmEngine *e)
     s->merged = e->total.merged;
 }
 
-/* Merges the chunk if that pays. */
-static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
+static unsigned ripe_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
     uint64_t cpu = prim.cpu_ns();
@@ -240,8 +236,20 @@ static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
         c->late = 0;
         c->flags &= ~CHUNK_WOKEN;
     }
-    c->yield = (c->yield * 3u + merged * 255u / CHUNK_PAGES) / 4;
     e->total.merge_time += prim.cpu_ns() - cpu;
+    return merged;
+}
+
+/* Merges the chunk if that pays. */
+static void chunk_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+    unsigned merged = 0;
+
+    if (plan_ripe(&e->plan, r, chunk)) {
+        merged = ripe_merge(e, r, chunk);
+    }
+    c->yield = (c->yield * 3u + merged * 255u / CHUNK_PAGES) / 4;
     if (merged && e->scan.phase == PHASE_START) {
         rest_shorten(e);
     }

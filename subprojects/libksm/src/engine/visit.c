@@ -322,12 +322,12 @@ static unsigned pages_classify(KsmEngine *e, const KsmVisit *v, KsmRegion *r,
     return changed;
 }
 
-/* @again: not for the first time. */
-static void chunk_hash(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk,
-                       bool again)
+/* @again: not for the first time.  Returns when it ended, by this thread's CPU. */
+static uint64_t chunk_hash(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk,
+                           bool again)
 {
     KsmChunk *c = &r->chunk[chunk];
-    uint64_t cpu = prim.cpu_ns();
+    uint64_t cpu = prim.cpu_ns(), end;
     unsigned fresh = c->fresh, changed;
 
     pages_hash(e, v, r, chunk * CHUNK_PAGES);
@@ -335,17 +335,19 @@ static void chunk_hash(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk,
     if (c->fresh < fresh) {
         loose_hashed(r, chunk);
     }
-    e->scan.hash_time += again ? 0 : prim.cpu_ns() - cpu + v->helped_ns;
+    end = prim.cpu_ns();
+    e->scan.hash_time += again ? 0 : end - cpu + v->helped_ns;
     e->scan.active |= v->n && !again && r->dirty != KSM_DIRTY_CHECKSUM;
     if (v->hash_all) {
         loose_end(e, r, chunk, changed);
     }
+    return end;
 }
 
 bool visit_chunk(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
-    uint64_t cpu = prim.cpu_ns();
+    uint64_t cpu = prim.cpu_ns(), end;
     /* the first looks are done once; others may go on for ever */
     bool again = loose_goes_on(c);
 
@@ -356,12 +358,12 @@ bool visit_chunk(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk)
         r->looked = false;
         return false;
     }
-    chunk_hash(e, v, r, chunk, again && v->hash_all);
+    end = chunk_hash(e, v, r, chunk, again && v->hash_all);
     if (r->dirty != KSM_DIRTY_CHECKSUM &&
         (c->fresh > c->written || (c->fresh && (c->flags & CHUNK_LOOSE)))) {
         c->flags |= CHUNK_VISIT;    /* some were skipped */
     }
     c->flags |= CHUNK_SEEN;
-    e->total.scan_time += prim.cpu_ns() - cpu + v->helped_ns;
+    e->total.scan_time += end - cpu + v->helped_ns;
     return true;
 }

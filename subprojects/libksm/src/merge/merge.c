@@ -322,8 +322,9 @@ static void kin_look(KsmMerge *m, const Span *s)
 /* Maps all runs; those that fail are kept. */
 static void map_runs(KsmMerge *m, Span *s)
 {
-    uint64_t t = prim.cpu_ns();
     unsigned runs = 0, n;
+
+    isolation_lap(&s->iso);     /* what was compared is not a run's */
 
     for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
         n = joined_run(s, i);
@@ -334,7 +335,7 @@ static void map_runs(KsmMerge *m, Span *s)
             refuse(s, i, n, KSM_REASON_VMA_LIMIT);
         }
     }
-    s->iso.spent.map_ns = prim.cpu_ns() - t;
+    s->iso.spent.map_ns = isolation_lap(&s->iso);
     s->iso.spent.runs = runs;
 }
 
@@ -394,6 +395,7 @@ static void span_replace(KsmMerge *m, Span *s)
         put_back_rest(m, s);
     } else {
         stage_put_back(m->stage, &s->iso, 0, s->iso.n);
+        isolation_lap(&s->iso);
     }
 }
 

@@ -302,13 +302,12 @@ static void runs_keep(KsmStage *g, Isolation *s, const StageRun *run,
                       unsigned n, bool move)
 {
     unsigned runs = 0, pages = 0;
-    uint64_t t = 0;
+    uint64_t t;
 
     for (unsigned i = 0; i < n; i++) {
         if (is_moved_back(g, s, run[i].n) != move) {
             continue;
         }
-        t = t ? t : prim.cpu_ns();
         stage_put_back(g, s, run[i].first, run[i].n);
         pages += run[i].n;
         runs++;
@@ -316,7 +315,7 @@ static void runs_keep(KsmStage *g, Isolation *s, const StageRun *run,
     if (!runs) {
         return;
     }
-    t = prim.cpu_ns() - t;
+    t = isolation_lap(s);
     if (move) {
         s->spent.back_ns += t;
         s->spent.back_pages += pages;

@@ -369,10 +369,17 @@ static bool span_register(KsmStage *g, Isolation *s)
     return ret == 0;
 }
 
+uint64_t isolation_lap(Isolation *s)
+{
+    uint64_t was = s->cpu;
+
+    s->cpu = prim.cpu_ns();
+    return s->cpu - was;
+}
+
 static bool take_out(KsmStage *g, Isolation *s)
 {
     bool moved;
-    uint64_t t;
 
     if (!span_register(g, s)) {
         return false;
@@ -380,10 +387,12 @@ static bool take_out(KsmStage *g, Isolation *s)
     /* while that waited for the lock of the address space, no page was away */
     s->began_ns = prim.now_ns();
     leave_swapped(g, s);
-    t = prim.cpu_ns();
+    s->spent.isolate_ns = isolation_lap(s);
     moved = isolate_move(g, s);
-    if (s->n >= 2 * SPAN_MIN) {
-        s->spent.move_ns = prim.cpu_ns() - t;
+    s->spent.move_ns = isolation_lap(s);
+    s->spent.isolate_ns += s->spent.move_ns;
+    if (s->n < 2 * SPAN_MIN) {
+        s->spent.move_ns = 0;
     }
     for (unsigned i = 0; i < s->n && !moved; i++) {
         s->fate[i] = s->fate[i] == FATE_STAY ? FATE_STAY : FATE_HOLE;
@@ -428,10 +437,9 @@ bool stage_isolate(KsmStage *g, Isolation *s)
     /* memory may be found for slots meanwhile, but not while any is filled */
     urgent_begin_beside(g->urgent);
     s->began_ns = prim.now_ns();
-    s->began_cpu = prim.cpu_ns();
+    s->began_cpu = s->cpu = prim.cpu_ns();
     moved = take_out(g, s);
     s->spent.n = s->n;
-    s->spent.isolate_ns = prim.cpu_ns() - s->began_cpu;
     s->any = moved && take_stock(g, s);
     s->busy = s->any && s->ops && s->ops->busy &&
               s->ops->busy(s->opaque, s->home, s->n * PAGE_BYTES);
@@ -450,7 +458,6 @@ static void lost_tell(KsmLost *lost, const char *text)
 void stage_release(KsmStage *g, Isolation *s)
 {
     UffdRange range = span_range(g, s);
-    uint64_t t = prim.cpu_ns(), end;
 
     if (s->registered) {
         /* unregistering waits for the lock of the address space */
@@ -462,9 +469,8 @@ void stage_release(KsmStage *g, Isolation *s)
         /* who touched a hole has been waiting until now */
         s->spent.stall_ns = prim.now_ns() - s->began_ns;
     }
-    end = prim.cpu_ns();
-    s->spent.isolate_ns += end - t;
-    s->spent.cpu_ns = end - s->began_cpu;
+    s->spent.isolate_ns += isolation_lap(s);
+    s->spent.cpu_ns = s->cpu - s->began_cpu;
     urgent_end(g->urgent);
     span_goes(g, s);
     if (!crew_helps(g->crew)) {

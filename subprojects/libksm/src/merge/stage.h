@@ -115,6 +115,7 @@ typedef struct Isolation {
     bool untracked;         /* ... or was in part: tracking has ended */
     unsigned waited_us;     /* for pages that could not be put back */
     uint64_t began_ns, began_cpu;
+    uint64_t cpu;           /* when something of it was last measured */
     KsmSpent spent;
 } Isolation;
 
@@ -135,6 +136,9 @@ bool stage_isolate(KsmStage *g, Isolation *s);
  * were not moved.  Returns when each is at home, or given up.
  */
 void stage_put_back(KsmStage *g, Isolation *s, unsigned i, unsigned n);
+
+/* ns of this thread's CPU since it was last called, or the isolation began. */
+uint64_t isolation_lap(Isolation *s);
 
 /* Of a page that is staged: is its home still what was registered? */
 bool stage_is_home(KsmStage *g, const Isolation *s, unsigned i);
