@@ -3205,6 +3205,68 @@ static void test_taken_late(void)
     scene_end(&s);
 }
 
+/* Pages that are written between their hash and the first move. */
+static Mem *late;
+static unsigned n_late;
+
+static int move_late(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    Mem *m = late;
+
+    if (m) {
+        size_t page = ((char *)from - m->addr) / PAGE_BYTES;
+
+        late = NULL;
+        for (size_t i = 0; i < len / PAGE_BYTES; i += 8, n_late++) {
+            mem_write(m, page + i, i, 0x5a);
+        }
+    }
+    return prim_real.uffd_move(fd, to, from, len, done);
+}
+
+/*
+ * Pages hashed in the same step fill slots unasked, so those fill the slots of
+ * what they were.  Who is compared with such a slot keeps its page, and ends it:
+ * what comes later finds that page.
+ */
+static void test_fill_late(gconstpointer data)
+{
+    KsmDirtySource dirty = GPOINTER_TO_INT(data);
+    KsmStats s;
+    Scene f;
+
+    if (!scene_start(&f, KSM_SCOPE_VM, dirty, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(f.m, 0, 512, 1, 1);
+    mem_fill_run(f.m, 512, 512, 1, 1);
+    mem_fill_run(f.m, 1024, 1024, 10000, 1);
+    late = f.m;
+    n_late = 0;
+    prim.uffd_move = move_late;
+    util_passes(f.e, 6);
+    prim.uffd_move = prim_real.uffd_move;
+    g_assert(!late && n_late);
+    mem_check(f.m);
+    s = util_stats(f.e);
+    /* the chunk looked at last filled them, the other one was compared */
+    g_assert(s.verify_failed == n_late);
+    g_assert(mem_anonymous(f.m, 512, 512) == 0);
+    g_assert(mem_anonymous(f.m, 0, 512) == n_late);
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        g_assert(!f.e->merge.fresh[i]);
+    }
+    g_assert(s.pages_sharing >= 512 - n_late - STILL_FEW);
+    mem_fill_run(f.m, 1024, 512, 1, 1);
+    for (unsigned i = 0; i < 40; i++) {
+        util_passes(f.e, 1);
+    }
+    s = util_stats(f.e);
+    g_assert(s.verify_failed == n_late);
+    g_assert(s.pages_sharing >= 1024 - n_late - STILL_FEW);
+    scene_end(&f);
+}
+
 /* A collision makes nobody forget which neighbours are written. */
 static void test_collided(gconstpointer data)
 {
@@ -4349,6 +4411,10 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/alike/broken", test_alike_broken);
     g_test_add_func("/scan/taken", test_taken);
     g_test_add_func("/scan/taken/late", test_taken_late);
+    g_test_add_data_func("/scan/fill/late/pagemap",
+                         GINT_TO_POINTER(KSM_DIRTY_PAGEMAP), test_fill_late);
+    g_test_add_data_func("/scan/fill/late/log",
+                         GINT_TO_POINTER(KSM_DIRTY_LOG), test_fill_late);
     g_test_add_data_func("/scan/crowd/small", GUINT_TO_POINTER(MEM_SMALL),
                          test_crowd);
     g_test_add_data_func("/scan/crowd/huge", GUINT_TO_POINTER(MEM_HUGE),

@@ -299,7 +299,9 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     } else if (store_is_remote(e->content.store)) {
         ripen_add(e, r, chunk);
     } else {
+        visit_mark(v, e->merge.fresh, true);
         chunk_merge(e, r, chunk);
+        visit_mark(v, e->merge.fresh, false);
     }
 }
 

@@ -367,3 +367,10 @@ bool visit_chunk(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk)
     e->total.scan_time += end - cpu + v->helped_ns;
     return true;
 }
+
+void visit_mark(const KsmVisit *v, bool *pages, bool value)
+{
+    for (unsigned i = 0; i < v->n; i++) {
+        pages[v->which[i]] = value;
+    }
+}

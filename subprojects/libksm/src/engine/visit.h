@@ -23,4 +23,7 @@ void visit_page(KsmEngine *e, KsmRegion *r, size_t page, uint8_t kind);
 /* All of it; false: there are no page tables, and it is to be visited again. */
 bool visit_chunk(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk);
 
+/* @value for each page of the chunk that was hashed. */
+void visit_mark(const KsmVisit *v, bool *pages, bool value);
+
 #endif

@@ -197,12 +197,15 @@ static void fill_pass(KsmMerge *m, Span *s, unsigned i)
 
 /*
  * What was written since it was hashed fills no slot: by its tag others would
- * look for another content there, and who has its own would not find it.
+ * look for another content there, and who has its own would not find it.  Not
+ * asked of what was hashed a moment ago: that is too rare to pay for a second
+ * hash, and the first page that is compared with such a slot ends it
+ * (page_differs()).
  */
 static void fill_check(KsmMerge *m, Span *s)
 {
     for (unsigned i = 0; i < s->iso.n; i++) {
-        if (s->act[i] != ACT_FILL) {
+        if (s->act[i] != ACT_FILL || m->fresh[s->page % CHUNK_PAGES + i]) {
             continue;
         }
         if (i + 1 < s->iso.n && s->act[i + 1] == ACT_FILL) {

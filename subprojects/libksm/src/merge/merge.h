@@ -39,6 +39,7 @@ typedef struct KsmMerge {
     KsmDirty *dirty;
     KsmVmas *vmas;
     KsmCosts *costs;
+    bool fresh[CHUNK_PAGES];    /* hashed a moment ago: in this step */
     /* of the last plan */
     MergeCollided collided[CHUNK_PAGES];
     unsigned n_collided;
