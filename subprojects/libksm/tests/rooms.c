@@ -122,6 +122,7 @@ static void connect(Rooms *f)
         .uffd_wp = f->uffd_wp,
         .urgent = &f->urgent,
         .content = &f->content,
+        .hasher = &f->hasher,
         .vmas = &f->vmas,
         .cut = &f->cut,
         .costs = &f->costs,

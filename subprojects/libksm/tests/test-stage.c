@@ -408,9 +408,47 @@ static void test_spent(gconstpointer data)
     rooms_release(&s.f, &span);
     g_assert(spent->isolate_ns == 301000 + out);
     g_assert(spent->cpu_ns == 4301000 + all);
-    prim.cpu_ns = prim_real.cpu_ns;
+    scene_end(&s);
+}
+
+static int move_busy(int fd, void *to, void *from, size_t len, size_t *done)
+{
+    paid_ns += 20000;
+    moves_ns += 20000;
+    *done = 0;
+    return -EBUSY;
+}
+
+static ssize_t pagemap_paid(PmScan *scan)
+{
+    paid_ns += 5000000;
+    return prim_real.pagemap(scan);
+}
+
+/* Where nothing could be moved, to see that is not what isolating costs. */
+static void test_spent_refused(void)
+{
+    const KsmSpent *spent;
+    RoomsSpan span;
+    Scene s;
+
+    if (!scene_start(&s, MEM_SMALL)) {
+        return;
+    }
+    still_calls();
+    prim.cpu_ns = cpu_paid;
+    prim.uffd_register = register_paid;
+    prim.uffd_move = move_busy;
+    prim.uffd_unregister = unregister_paid;
+    prim.pagemap = pagemap_paid;
+    g_assert(!rooms_isolate(&s.f, &span, s.rb, 0, 100));
+    spent = &span.s.spent;
+    g_assert(moves_ns >= 100 * 20000 && spent->isolate_ns == 1000 + moves_ns);
+    moves_ns = spent->isolate_ns;
     prim.uffd_register = prim_real.uffd_register;
-    prim.uffd_unregister = prim_real.uffd_unregister;
+    rooms_release(&s.f, &span);
+    g_assert(spent->isolate_ns == 300000 + moves_ns);
+    g_assert(spent->cpu_ns >= spent->isolate_ns + 5000000);
     scene_end(&s);
 }
 
@@ -1117,6 +1155,7 @@ int main(int argc, char **argv)
     g_test_add_func("/stage/random", test_random);
     g_test_add_data_func("/stage/spent", GUINT_TO_POINTER(2 * SPAN_MIN),
                          test_spent);
+    g_test_add_func("/stage/spent/refused", test_spent_refused);
     g_test_add_data_func("/stage/spent/short", GUINT_TO_POINTER(SPAN_MIN),
                          test_spent);
     g_test_add_data_func("/stage/back/any", GINT_TO_POINTER(false),

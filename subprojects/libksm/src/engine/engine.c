@@ -185,6 +185,7 @@ static void engine_connect(KsmEngine *e)
         .uffd_wp = e->uffd_wp,
         .urgent = &e->urgent,
         .content = &e->content,
+        .hasher = &e->hasher,
         .vmas = &e->vmas,
         .cut = &e->cut,
         .costs = &e->costs,

@@ -48,7 +48,7 @@ static unsigned chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk)
 
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
         size_t page = chunk * CHUNK_PAGES + i;
-        uint32_t slot = r->tag[page], first;
+        uint32_t slot = r->tag[page];
 
         f->slot[i] = SLOT_NONE;
         f->offered[i] = false;
@@ -56,10 +56,7 @@ static unsigned chunk_take(KsmEngine *e, KsmRegion *r, size_t chunk)
             store_readable(s, slot, 1) == 0) {
             uint64_t hash = hash_page(&e->hasher, store_page(s, slot));
 
-            /* a block is found by its first slot, whoever maps that */
-            first = store_repeated(s, slot);
-            content_withdraw(&e->content, first == SLOT_NONE ? slot : first,
-                             store_tag(s, slot));
+            content_withdraw_slot(&e->content, slot);
             f->slot[i] = slot;
             f->tag[i] = content_tag(r, hash);
             n++;

@@ -322,7 +322,10 @@ static unsigned pages_classify(KsmEngine *e, const KsmVisit *v, KsmRegion *r,
     return changed;
 }
 
-/* @again: not for the first time.  Returns when it ended, by this thread's CPU. */
+/*
+ * @again: not for the first time.  Returns when it ended, by this thread's CPU
+ * clock.
+ */
 static uint64_t chunk_hash(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk,
                            bool again)
 {
@@ -340,6 +343,7 @@ static uint64_t chunk_hash(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk
     e->scan.active |= v->n && !again && r->dirty != KSM_DIRTY_CHECKSUM;
     if (v->hash_all) {
         loose_end(e, r, chunk, changed);
+        end = prim.cpu_ns();
     }
     return end;
 }

@@ -98,19 +98,6 @@ static unsigned joined_run(const Span *s, unsigned i)
 }
 
 /*
- * Nobody shall find it any more.  Its users keep it; if its memory has failed
- * the kernel tells them when they touch it.
- */
-static void slot_withdraw(KsmMerge *m, uint32_t slot)
-{
-    KsmStore *st = m->content->store;
-    uint32_t first = store_repeated(st, slot);
-
-    content_withdraw(m->content, first == SLOT_NONE ? slot : first,
-                     store_tag(st, slot));
-}
-
-/*
  * Before the span is isolated, too: what has not been read here the kernel first
  * has to map, or to read from swap.  Pages of slots that cannot be read are kept.
  */
@@ -128,7 +115,8 @@ static void slots_look(KsmMerge *m, Span *s)
             int ret = store_readable(st, s->slot[k], 1);
 
             if (ret == -EFAULT) {
-                slot_withdraw(m, s->slot[k]);
+                /* the kernel tells its users, when they touch it */
+                content_withdraw_slot(m->content, s->slot[k]);
             }
             if (ret < 0) {
                 refuse(s, k, 1, s->iso.why);
@@ -198,9 +186,8 @@ static void fill_pass(KsmMerge *m, Span *s, unsigned i)
 /*
  * What was written since it was hashed fills no slot: by its tag others would
  * look for another content there, and who has its own would not find it.  Not
- * asked of what was hashed a moment ago: that is too rare to pay for a second
- * hash, and the first page that is compared with such a slot ends it
- * (page_differs()).
+ * asked of what was hashed in this step: that is too rare to pay for a second
+ * hash, and whoever is compared with such a slot ends it (content_is_sound()).
  */
 static void fill_check(KsmMerge *m, Span *s)
 {
@@ -231,21 +218,16 @@ static void fill_slots(KsmMerge *m, Span *s)
     }
 }
 
-/*
- * Does the slot hold what its hash says?  If not, the page changed between
- * hashing and copying, or memory has failed.
- */
+/* One that is not is asked about once in a plan, however many are to map it. */
 static bool slot_is_sound(KsmMerge *m, uint32_t slot)
 {
-    KsmStore *st = m->content->store;
-    int ret = store_readable(st, slot, 1);
-
-    if (ret == 0 && content_fits(m, store_page(st, slot), slot)) {
+    if (slot == m->unsound) {
+        return false;
+    }
+    if (content_is_sound(m->content, m->hasher, m->plan->region, slot)) {
         return true;
     }
-    if (ret == 0 || ret == -EFAULT) {
-        slot_withdraw(m, slot);
-    }
+    m->unsound = slot;
     return false;
 }
 
@@ -430,7 +412,7 @@ static void runs_touch(void *opaque)
     }
 }
 
-/* The page tables of mapped runs; those of others, by the op. */
+/* Others' page tables of mapped runs, by the op. */
 static void span_prefault(const Span *s)
 {
     unsigned n;
@@ -740,6 +722,7 @@ unsigned merge_plan(KsmMerge *m)
     Span span[2], *s = &span[0], *before = NULL;
 
     m->n_collided = 0;
+    m->unsound = SLOT_NONE;
     m->broke = false;
     memset(m->kept, 0, sizeof(m->kept));
     if (p->breaks) {

@@ -39,10 +39,11 @@ typedef struct KsmMerge {
     KsmDirty *dirty;
     KsmVmas *vmas;
     KsmCosts *costs;
-    bool fresh[CHUNK_PAGES];    /* hashed a moment ago: in this step */
+    bool fresh[CHUNK_PAGES];    /* hashed in this step */
     /* of the last plan */
     MergeCollided collided[CHUNK_PAGES];
     unsigned n_collided;
+    uint32_t unsound;           /* a slot that was found so */
     bool broke;                 /* a huge page, to move parts of it */
     bool kept[CHUNK_PAGES];     /* not replaced; not in a whole huge page */
     /* since the engine was made; as in KsmStats */

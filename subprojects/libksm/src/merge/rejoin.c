@@ -245,6 +245,8 @@ static unsigned account(KsmRejoin *j, Rejoining *g)
             merged++;
         } else if (g->slot[i] != SLOT_NONE &&
                    page_state(g->r, page) == PAGE_BROKEN) {
+            /* else it would be taken for equal again and again */
+            content_is_sound(j->content, j->hasher, g->r, g->slot[i]);
             content_leave(j->content, g->r, page, PAGE_BROKEN);
         }
     }

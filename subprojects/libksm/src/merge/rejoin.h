@@ -39,6 +39,7 @@ typedef struct KsmRejoin {
     int uffd_wp;            /* blocking write-protect; not negative */
     KsmUrgent *urgent;
     KsmContent *content;
+    const KsmHasher *hasher;
     KsmVmas *vmas;
     const KsmCut *cut;      /* where mappings are short, none are taken */
     KsmCosts *costs;

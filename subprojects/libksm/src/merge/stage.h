@@ -163,8 +163,8 @@ void stage_release(KsmStage *g, Isolation *s);
 
 /*
  * Has a helper empty the staging area, which then has the lock of the address
- * space: so not before all that needs that for a chunk is done.  (Until then other
- * spans of the same chunk may be isolated: they have other places.)
+ * space, for reading: so not before all spans of a chunk are released, and tracked
+ * again.  (Until then they have other places in it.)
  */
 void stage_empty(KsmStage *g);
 

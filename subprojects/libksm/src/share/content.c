@@ -3,6 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
+#include <errno.h>
+
 #include "share/content.h"
 
 G_STATIC_ASSERT(PAGE_IDS == PLACE_SLOT);
@@ -154,6 +156,30 @@ uint32_t content_publish(KsmContent *c, uint32_t slot)
 void content_withdraw(KsmContent *c, uint32_t slot, uint32_t tag)
 {
     index_remove(&c->index, tag, slot | PLACE_SLOT);
+}
+
+void content_withdraw_slot(KsmContent *c, uint32_t slot)
+{
+    uint32_t first = store_repeated(c->store, slot);
+
+    content_withdraw(c, first == SLOT_NONE ? slot : first,
+                     store_tag(c->store, slot));
+}
+
+bool content_is_sound(KsmContent *c, const KsmHasher *hasher,
+                      const KsmRegion *r, uint32_t slot)
+{
+    int ret = store_readable(c->store, slot, 1);
+
+    if (ret == 0 &&
+        content_tag_fits(r, store_tag(c->store, slot),
+                         hash_page(hasher, store_page(c->store, slot)))) {
+        return true;
+    }
+    if (ret == 0 || ret == -EFAULT) {
+        content_withdraw_slot(c, slot);
+    }
+    return false;
 }
 
 size_t content_bytes(const KsmContent *c)

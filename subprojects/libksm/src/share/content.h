@@ -18,6 +18,7 @@
 #ifndef KSM_CONTENT_H
 #define KSM_CONTENT_H
 
+#include "base/hash.h"
 #include "memory/directory.h"
 #include "share/index.h"
 #include "share/store.h"
@@ -86,6 +87,19 @@ uint32_t content_publish(KsmContent *c, uint32_t slot);
 
 /* The tag no longer finds the slot. */
 void content_withdraw(KsmContent *c, uint32_t slot, uint32_t tag);
+/*
+ * Nobody finds it any more, nor the block that it is of, which is found by its
+ * first slot; its users keep it.
+ */
+void content_withdraw_slot(KsmContent *c, uint32_t slot);
+
+/*
+ * Can the slot be read, and does it hold what its hash says?  It may have been
+ * filled by a page that was written since it was hashed, or its memory has failed:
+ * then it is withdrawn.
+ */
+bool content_is_sound(KsmContent *c, const KsmHasher *hasher,
+                      const KsmRegion *r, uint32_t slot);
 
 size_t content_bytes(const KsmContent *c);
 
