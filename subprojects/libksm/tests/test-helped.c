@@ -20,6 +20,8 @@ static pthread_t stepping;
 /* In such a call now (atomic); calls, by helpers, and while guests wait. */
 static int in_memory, in_file;
 static unsigned emptied, allocated, waits;
+static bool begins;         /* no page of this isolation was moved so far */
+static unsigned halves;     /* that were emptied by who waited for the other */
 static const KsmEngine *watched;
 
 static bool is_helper(void)
@@ -50,6 +52,7 @@ static int w_advise(void *addr, size_t len, int advice)
         guests_wait();
     }
     if (!is_helper()) {
+        halves += is_staged(addr) && advice == MADV_DONTNEED;
         return prim_real.advise(addr, len, advice);
     }
     g_assert(is_staged(addr) && advice == MADV_DONTNEED);
@@ -80,6 +83,7 @@ static int w_register(const UffdRange *range, unsigned mode)
 {
     if (!is_staged(range->addr) && (mode & UFFD_MISSING)) {
         guests_wait();
+        begins = true;
     }
     if (range->fd == watched->uffd_wp) {
         /* writers are about to be held up */
@@ -89,9 +93,24 @@ static int w_register(const UffdRange *range, unsigned mode)
     return prim_real.uffd_register(range, mode);
 }
 
+/* Nothing is in the way there, whoever was to see to that. */
+static void is_empty(const char *at, size_t len)
+{
+    g_autofree uint64_t *entry = g_malloc(len / PAGE * sizeof(*entry));
+
+    g_assert(kinds_read((KsmKinds *)&watched->kinds, at, len / PAGE, entry) == 0);
+    for (size_t i = 0; i < len / PAGE; i++) {
+        g_assert(!(entry[i] >> 62));
+    }
+}
+
 static int w_move(int fd, void *to, void *from, size_t len, size_t *done)
 {
     guests_wait();
+    if (is_staged(to) && begins) {
+        is_empty(to, len);
+        begins = false;
+    }
     return prim_real.uffd_move(fd, to, from, len, done);
 }
 
@@ -115,7 +134,7 @@ static void watch(const KsmEngine *e)
 {
     watched = e;
     stepping = pthread_self();
-    emptied = allocated = waits = 0;
+    emptied = allocated = waits = halves = 0;
     prim.advise = w_advise;
     prim.allocate = w_allocate;
     prim.uffd_register = w_register;
@@ -152,7 +171,7 @@ static void test_waits(gconstpointer data)
     util_passes(p.e, 6);
     util_helped(&p.e->crew);
     g_assert(util_stats(p.e).pages_sharing > 600);
-    g_assert(emptied && allocated && waits);
+    g_assert(emptied && allocated && waits && halves);
     before = waits;
     g_assert(ksm_unmerge(p.ra, 0, p.a->pages * PAGE) == 0);
     g_assert(p.e->uffd_wp < 0 || waits > before);

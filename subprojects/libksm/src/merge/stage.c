@@ -12,6 +12,8 @@
 #include "base/prim.h"
 #include "merge/stage.h"
 
+#define EMPTYING_MIN    (64 * PAGE_BYTES)   /* not in pieces: 20 us */
+
 static void *area_map(void *at, size_t len, int prot, int flags)
 {
     return prim.map(at, len, prot,
@@ -90,15 +92,15 @@ static void area_empty_tables(KsmStage *g, char *at)
 /* Until it works: a page that stayed would be in the next one's way. */
 static void area_empty(void *opaque)
 {
-    KsmStage *g = opaque;
-    const StageEmptying *m = &g->emptying;
+    const EmptyingPiece *p = opaque;
+    KsmStage *g = p->stage;
 
-    for (unsigned tries = 0; tries < 4 && !m->tables; tries++) {
-        if (prim.advise(m->at, m->len, MADV_DONTNEED) == 0) {
+    for (unsigned tries = 0; tries < 4 && !g->emptying.tables; tries++) {
+        if (prim.advise(p->at, p->len, MADV_DONTNEED) == 0) {
             return;
         }
     }
-    area_empty_tables(g, m->at);
+    area_empty_tables(g, p->at);
 }
 
 /* What is staged may go, with what is to go already. */
@@ -122,22 +124,47 @@ static void span_goes(KsmStage *g, const Isolation *s)
     m->due = true;
 }
 
+static void emptying_give(KsmStage *g, char *at, size_t len)
+{
+    EmptyingPiece *p = &g->emptying.piece[g->emptying.n++];
+
+    g_assert(g->emptying.n <= EMPTYING_PIECES);
+    *p = (EmptyingPiece) {
+        .chore = { .work = area_empty, .opaque = p },
+        .stage = g,
+        .at = at,
+        .len = len,
+    };
+    crew_give(g->crew, &p->chore);
+}
+
 void stage_empty(KsmStage *g)
 {
     StageEmptying *m = &g->emptying;
+    size_t half = ROUND_UP_TO(m->len / 2, PAGE_BYTES);
 
-    if (m->due) {
-        m->due = false;
-        m->chore = (KsmChore) { .work = area_empty, .opaque = g };
-        crew_give(g->crew, &m->chore);
+    if (!m->due) {
+        return;
+    }
+    m->due = false;
+    /* a huge page goes as one */
+    if (!crew_helps(g->crew) || m->len < EMPTYING_MIN || m->at >= g->huge) {
+        emptying_give(g, m->at, m->len);
+    } else {
+        emptying_give(g, m->at, half);
+        emptying_give(g, m->at + half, m->len - half);
     }
 }
 
 static void stage_emptied(KsmStage *g)
 {
+    StageEmptying *m = &g->emptying;
+
     stage_empty(g);
-    crew_wait(g->crew, &g->emptying.chore);
-    g->emptying.chore = (KsmChore) { 0 };
+    /* what is given first is begun first */
+    while (m->n) {
+        crew_wait(g->crew, &m->piece[--m->n].chore);
+    }
 }
 
 static void stage_ready(KsmStage *g, const Isolation *s)

@@ -50,13 +50,24 @@ typedef struct KsmLost {
     bool told;
 } KsmLost;
 
+#define EMPTYING_PIECES 2u
+
+/* Half of what was staged: the thread that waits may do the other one. */
+typedef struct EmptyingPiece {
+    KsmChore chore;
+    struct KsmStage *stage;
+    char *at;
+    size_t len;
+} EmptyingPiece;
+
 /* What was staged, and is nowhere needed any more. */
 typedef struct StageEmptying {
-    KsmChore chore;
     char *at;
     size_t len;
     bool tables;            /* they go, too */
     bool due;               /* and nobody was told so far */
+    EmptyingPiece piece[EMPTYING_PIECES];
+    unsigned n;             /* that were given */
 } StageEmptying;
 
 typedef struct KsmStage {
