@@ -69,6 +69,7 @@ virDomainMemoryKsmParseAttributes(xmlNodePtr node,
                        virDomainMemoryKsmDirtyTrackingTypeFromString,
                        flags, &ksm->dirty_tracking) < 0 ||
         virXMLPropUInt(node, "max-cpu", 10, flags, &ksm->max_cpu) < 0 ||
+        virXMLPropUInt(node, "threads", 10, flags, &ksm->threads) < 0 ||
         virXMLPropUInt(node, "target-scan-time", 10, VIR_XML_PROP_NONE,
                        &ksm->target_scan_time) < 0) {
         return -1;
@@ -115,6 +116,9 @@ virDomainMemoryKsmFormat(virBuffer *buf,
     virBufferEscapeString(&attrs, " group='%s'", ksm->group);
     if (ksm->max_cpu) {
         virBufferAsprintf(&attrs, " max-cpu='%u'", ksm->max_cpu);
+    }
+    if (ksm->threads) {
+        virBufferAsprintf(&attrs, " threads='%u'", ksm->threads);
     }
     if (ksm->target_scan_time) {
         virBufferAsprintf(&attrs, " target-scan-time='%u'",
@@ -179,10 +183,18 @@ virDomainMemoryKsmValidate(const virDomainDef *def)
                        ksm->group);
         return -1;
     }
-    if (ksm->max_cpu > 100) {
+    if (ksm->threads > VIR_DOMAIN_MEMORY_KSM_THREADS_MAX) {
+        virReportError(VIR_ERR_CONFIG_UNSUPPORTED,
+                       _("threads of memoryBacking/ksm is '%u', but must be "
+                         "between 1 and %d"),
+                       ksm->threads, VIR_DOMAIN_MEMORY_KSM_THREADS_MAX);
+        return -1;
+    }
+    if (ksm->max_cpu > 100 * MAX(ksm->threads, 1)) {
         virReportError(VIR_ERR_CONFIG_UNSUPPORTED,
                        _("max-cpu of memoryBacking/ksm is '%u', but must be "
-                         "between 1 and 100 (percent of one core)"),
+                         "between 1 and 100 (percent of one core) for each of "
+                         "its 'threads'"),
                        ksm->max_cpu);
         return -1;
     }

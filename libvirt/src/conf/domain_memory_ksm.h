@@ -55,11 +55,14 @@ typedef enum {
 
 VIR_ENUM_DECL(virDomainMemoryKsmDirtyTracking);
 
+#define VIR_DOMAIN_MEMORY_KSM_THREADS_MAX 16
+
 typedef struct _virDomainMemoryKsm virDomainMemoryKsm;
 struct _virDomainMemoryKsm {
     unsigned int scope;             /* virDomainMemoryKsmScope */
     char *group;                    /* with scope 'group' only */
     unsigned int max_cpu;           /* percent of a core; 0: default */
+    unsigned int threads;           /* 0: default */
     unsigned int target_scan_time;  /* seconds; 0: default */
     unsigned int free_policy;       /* virDomainMemoryKsmFreePolicy */
     unsigned int dirty_tracking;    /* virDomainMemoryKsmDirtyTracking */

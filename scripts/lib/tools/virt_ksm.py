@@ -59,6 +59,7 @@ TUNABLES = {
     "scope": ("zero", "vm", "group", "host"),
     "group": None,
     "max-cpu": int,
+    "threads": int,
     "target-scan-time": int,
     "free-policy": ("auto", "lazy", "eager"),
     "dirty-tracking": ("auto", "log", "pagemap", "checksum"),
@@ -66,7 +67,8 @@ TUNABLES = {
 TUNABLE_HELP = {
     "scope": (None, "who may share (default: host)"),
     "group": ("NAME", "the group, with --scope group"),
-    "max-cpu": ("PERCENT", "of a core, 1 to 100"),
+    "max-cpu": ("PERCENT", "of a core, 1 to 100 for each thread"),
+    "threads": ("N", "that merge, 1 to 16"),
     "target-scan-time": ("SECONDS", "for one look at all memory"),
     "free-policy": (None, "how memory that the guest gives back is released"),
     "dirty-tracking": (None, "how QEMU learns what was written"),
@@ -666,11 +668,15 @@ def parse() -> argparse.Namespace:
         )
     if args.command == "enable" and args.emulator and not args.emulator.startswith("/"):
         on.error(f"--emulator must be an absolute path, not '{args.emulator}'")
-    if (
-        args.tunables["max-cpu"] is not None
-        and not 1 <= args.tunables["max-cpu"] <= 100
-    ):
-        on.error("--max-cpu must be between 1 and 100 (percent of one core)")
+    threads = args.tunables["threads"]
+    if threads is not None and not 1 <= threads <= 16:
+        on.error("--threads must be between 1 and 16")
+    cpu = args.tunables["max-cpu"]
+    if cpu is not None and not 1 <= cpu <= 100 * (threads or 1):
+        on.error(
+            "--max-cpu must be between 1 and 100 (percent of one core) for each of "
+            "--threads"
+        )
     scan = args.tunables["target-scan-time"]
     if scan is not None and not 0 <= scan < 1 << 32:
         on.error("--target-scan-time must be a number of seconds")

@@ -59,7 +59,8 @@ def test_define_and_dumpxml_round_trip(host: Daemon, tmp_path: Path) -> None:
     tunables = {
         "scope": "group",
         "group": "tenant_7.blue-green",
-        "max-cpu": "25",
+        "max-cpu": "125",
+        "threads": "2",
         "target-scan-time": "200",
         "free-policy": "lazy",
         "dirty-tracking": "pagemap",
@@ -75,7 +76,7 @@ def test_define_and_dumpxml_round_trip(host: Daemon, tmp_path: Path) -> None:
     host.virsh("define", "--validate", tmp_path / "b.xml")
     assert host.virsh("dumpxml", "--inactive", "ksm") == first
     (backend,) = objects(host, tmp_path / "b.xml")
-    expected = {**tunables, "max-cpu": 25, "target-scan-time": 200}
+    expected = {**tunables, "max-cpu": 125, "threads": 2, "target-scan-time": 200}
     expected |= {"qom-type": "memory-backend-ksm", "id": "pc.ram"}
     assert expected.items() <= backend.items()
 
@@ -184,6 +185,18 @@ REFUSED = {
         {"backing": KSM + "<ksm max-cpu='101'/>"},
         "must be between 1 and 100",
     ),
+    "max-cpu-of-two": (
+        {"backing": KSM + "<ksm max-cpu='201' threads='2'/>"},
+        "for each of its 'threads'",
+    ),
+    "threads-0": (
+        {"backing": KSM + "<ksm threads='0'/>"},
+        "Invalid value for attribute 'threads'",
+    ),
+    "threads-17": (
+        {"backing": KSM + "<ksm threads='17'/>"},
+        "must be between 1 and 16",
+    ),
     "max-cpu-text": (
         {"backing": KSM + "<ksm max-cpu='much'/>"},
         "Invalid value for attribute 'max-cpu'",
@@ -225,7 +238,8 @@ def test_refused(host: Daemon, tmp_path: Path, what: str) -> None:
         "<ksm scope='group' group='a/b'/>",
         "<ksm scope='group' group='.a'/>",
         f"<ksm scope='group' group='{'a' * 65}'/>",
-        "<ksm max-cpu='101'/>",
+        "<ksm max-cpu='1601'/>",
+        "<ksm threads='17'/>",
         "<ksm speed='1'/>",
         "<ksm>1</ksm>",
         "<ksm/><ksm/>",
@@ -283,13 +297,15 @@ def test_domstats(host: Daemon, tmp_path: Path) -> None:
 
 
 def test_the_tunables_reach_qemu(host: Daemon, tmp_path: Path) -> None:
-    ksm = "<ksm scope='vm' max-cpu='40' target-scan-time='60' free-policy='lazy'/>"
+    ksm = "<ksm scope='vm' max-cpu='140' threads='2' target-scan-time='60'"
+    ksm += " free-policy='lazy'/>"
     guest = Guest("ksm", tmp_path / "serial", backing=KSM + ksm)
     host.virsh("create", write(tmp_path / "a.xml", guest))
     guest.wait_turns(1)
     for name, value in {
         "scope": "vm",
-        "max-cpu": 40,
+        "max-cpu": 140,
+        "threads": 2,
         "target-scan-time": 60,
         "free-policy": "lazy",
     }.items():

@@ -188,15 +188,15 @@ def test_wrapper_for_numa_and_dimms(host: Daemon, tmp_path: Path) -> None:
     directory = tmp_path / "wrapper"
     words = ("enable", "d", "--wrapper-dir", directory)
     words += ("--scope", "vm", "--target-scan-time", "100")
+    words += ("--threads", "2", "--max-cpu", "150")
     out = virt_ksm(host, *words)
     assert f"+    <emulator>{directory}/{QEMU.name}</emulator>" in out
     assert "plugged in while the domain runs will not be merged" in out
     assert backends(host, guest) == {"ram-node0", "memdimm0"}
     # the settings arrive, and the ids are libvirt's own
-    value = host.qmp(
-        "d", "qom-get", path="/objects/memdimm0", property="target-scan-time"
-    )
-    assert value == 100
+    for name, value in (("target-scan-time", 100), ("threads", 2), ("max-cpu", 150)):
+        path = "/objects/memdimm0"
+        assert host.qmp("d", "qom-get", path=path, property=name) == value
     host.virsh("destroy", "d")
     virt_ksm(host, "disable", "d")
     assert host.virsh("dumpxml", "--inactive", "d") == before
@@ -292,6 +292,10 @@ def test_bad_words(host: Daemon, tmp_path: Path) -> None:
         ("--scope", "group", "--group", "a" * 65),
         ("--emulator", "qemu-system-x86_64"),
         ("--scope", "vm", "--max-cpu", "0"),
+        ("--scope", "vm", "--max-cpu", "101"),
+        ("--scope", "vm", "--max-cpu", "201", "--threads", "2"),
+        ("--scope", "vm", "--threads", "0"),
+        ("--scope", "vm", "--threads", "17"),
         ("--target-scan-time", "-1"),
         ("--speed", "1"),
     ):
