@@ -628,6 +628,13 @@ char *rooms_slot(Rooms *f, uint32_t slot)
     return pool(f)->view + slot * PAGE;
 }
 
+void rooms_slot_write(Rooms *f, uint32_t slot, const char *text)
+{
+    ssize_t len = strlen(text);
+
+    g_assert(pwrite(pool(f)->fd, text, len, (off_t)slot * PAGE) == len);
+}
+
 bool rooms_finds_slot(const Rooms *f, uint32_t tag, uint32_t slot)
 {
     return index_lookup(&f->content.index, tag) == (slot | PLACE_SLOT);

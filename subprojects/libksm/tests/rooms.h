@@ -122,6 +122,8 @@ unsigned rooms_patterns(const Rooms *f);
 /* The first slot of @slot's pattern. */
 uint32_t rooms_pattern(Rooms *f, uint32_t slot);
 char *rooms_slot(Rooms *f, uint32_t slot);
+/* It holds that from its beginning on, for all who have it. */
+void rooms_slot_write(Rooms *f, uint32_t slot, const char *text);
 /* Is the slot what is found by @tag? */
 bool rooms_finds_slot(const Rooms *f, uint32_t tag, uint32_t slot);
 bool rooms_finds(const Rooms *f, uint32_t tag);

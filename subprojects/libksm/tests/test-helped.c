@@ -20,8 +20,10 @@ static pthread_t stepping;
 /* In such a call now (atomic); calls, by helpers, and while guests wait. */
 static int in_memory, in_file;
 static unsigned emptied, allocated, waits;
+static unsigned fails_half; /* all tries of a helper's half ... */
+static bool renews;         /* after which it maps the area anew */
 static bool begins;         /* no page of this isolation was moved so far */
-static unsigned halves;     /* that were emptied by who waited for the other */
+static unsigned halves;     /* atomic; emptied by who waited for the other */
 static const KsmEngine *watched;
 
 static bool is_helper(void)
@@ -46,19 +48,36 @@ static void guests_wait(void)
 
 static int w_advise(void *addr, size_t len, int advice)
 {
+    bool half;
     int ret;
 
     if (advice == MADV_COLD) {
         guests_wait();
     }
+    half = advice == MADV_DONTNEED && len < watched->stage.emptying.len;
     if (!is_helper()) {
-        halves += is_staged(addr) && advice == MADV_DONTNEED;
+        if (half && is_staged(addr)) {
+            __atomic_add_fetch(&halves, 1, __ATOMIC_SEQ_CST);
+        }
         return prim_real.advise(addr, len, advice);
     }
-    g_assert(is_staged(addr) && advice == MADV_DONTNEED);
+    g_assert(is_staged(addr) && (advice == MADV_DONTNEED || renews));
+    if (advice != MADV_DONTNEED) {
+        return prim_real.advise(addr, len, advice);
+    }
     __atomic_add_fetch(&in_memory, 1, __ATOMIC_SEQ_CST);
     emptied++;
     g_usleep(3000);
+    /* a while: nobody may wait for this one; of many one takes the other */
+    for (unsigned i = 0; half && watched->crew.n == 1 && i < 100 &&
+         !__atomic_load_n(&halves, __ATOMIC_SEQ_CST); i++) {
+        g_usleep(10000);
+    }
+    if (half && fails_half) {
+        fails_half--;
+        __atomic_sub_fetch(&in_memory, 1, __ATOMIC_SEQ_CST);
+        return -ENOMEM;
+    }
     ret = prim_real.advise(addr, len, advice);
     __atomic_sub_fetch(&in_memory, 1, __ATOMIC_SEQ_CST);
     return ret;
@@ -134,7 +153,8 @@ static void watch(const KsmEngine *e)
 {
     watched = e;
     stepping = pthread_self();
-    emptied = allocated = waits = halves = 0;
+    emptied = allocated = waits = halves = fails_half = 0;
+    renews = false;
     prim.advise = w_advise;
     prim.allocate = w_allocate;
     prim.uffd_register = w_register;
@@ -151,6 +171,26 @@ static void unwatch(void)
     prim.uffd_move = prim_real.uffd_move;
     prim.uffd_protect = prim_real.uffd_protect;
     prim.write = prim_real.write;
+}
+
+/* What cannot be emptied is mapped anew, beside the other half. */
+static void test_half_fails(gconstpointer data)
+{
+    Pair p;
+
+    if (!pair_start(&p, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, &mem_ops, MEM_SMALL)) {
+        return;
+    }
+    ksm_engine_set_threads(p.e, GPOINTER_TO_UINT(data));
+    watch(p.e);
+    fails_half = 4;
+    renews = true;
+    util_passes(p.e, 6);
+    util_helped(&p.e->crew);
+    unwatch();
+    g_assert(!fails_half && (halves || watched->crew.n > 1));
+    g_assert(util_stats(p.e).pages_sharing > 900);
+    pair_end(&p);
 }
 
 /* Merging, breaking huge pages, restoring: slow helpers are waited for. */
@@ -171,7 +211,8 @@ static void test_waits(gconstpointer data)
     util_passes(p.e, 6);
     util_helped(&p.e->crew);
     g_assert(util_stats(p.e).pages_sharing > 600);
-    g_assert(emptied && allocated && waits && halves);
+    g_assert(emptied && allocated && waits);
+    g_assert(halves || GPOINTER_TO_INT(data) != MEM_SMALL);
     before = waits;
     g_assert(ksm_unmerge(p.ra, 0, p.a->pages * PAGE) == 0);
     g_assert(p.e->uffd_wp < 0 || waits > before);
@@ -470,6 +511,10 @@ int main(int argc, char **argv)
                          test_waits);
     g_test_add_data_func("/helped/waits/huge", GINT_TO_POINTER(MEM_HUGE),
                          test_waits);
+    g_test_add_data_func("/helped/half/fails/2", GUINT_TO_POINTER(2),
+                         test_half_fails);
+    g_test_add_data_func("/helped/half/fails/4", GUINT_TO_POINTER(4),
+                         test_half_fails);
     g_test_add_func("/helped/warm", test_warm);
     g_test_add_func("/helped/unmerge", test_unmerge);
     g_test_add_func("/helped/hash", test_hash);

@@ -12,12 +12,10 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/prim.h"
 #include "merge/quiet.h"
 #include "rooms.h"
-#include "share/store-local.h"
 #include "still.h"
 
 #define PAGES   PAIR_PAGES
@@ -427,10 +425,7 @@ static void test_slot_failed(void)
 /* Filled by a page that was written since it was hashed. */
 static void slot_wrong(Scene *s, size_t page)
 {
-    uint32_t slot = s->ra->tag[page];
-    int fd = store_local_pool(s->f.content.store)->fd;
-
-    g_assert(pwrite(fd, "wrong", 5, (off_t)slot * PAGE) == 5);
+    rooms_slot_write(&s->f, s->ra->tag[page], "wrong");
     memcpy(s->a->shadow + page * PAGE, "wrong", 5);
     memcpy(s->b->shadow + page * PAGE, "wrong", 5);
 }

@@ -3261,7 +3261,8 @@ static void test_fill_late(gconstpointer data)
     failed = s.verify_failed;
     passes_cheap(&f, 40);
     s = util_stats(f.e);
-    g_assert(s.verify_failed == failed);
+    /* each ends with the first page that is compared with it */
+    g_assert(s.verify_failed <= MAX(failed, n_late));
     g_assert(s.pages_sharing >= 1024 - n_late - STILL_FEW);
     scene_end(&f);
 }

@@ -435,6 +435,7 @@ static void test_spent_refused(void)
     if (!scene_start(&s, MEM_SMALL)) {
         return;
     }
+    s.f.stage.swap_stays = false;   /* nor before */
     still_calls();
     prim.cpu_ns = cpu_paid;
     prim.uffd_register = register_paid;

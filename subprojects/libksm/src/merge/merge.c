@@ -187,7 +187,7 @@ static void fill_pass(KsmMerge *m, Span *s, unsigned i)
  * What was written since it was hashed fills no slot: by its tag others would
  * look for another content there, and who has its own would not find it.  Not
  * asked of what was hashed in this step: that is too rare to pay for a second
- * hash, and whoever is compared with such a slot ends it (content_is_sound()).
+ * hash, and whoever is compared with such a slot ends it (content_doubt()).
  */
 static void fill_check(KsmMerge *m, Span *s)
 {
@@ -224,7 +224,7 @@ static bool slot_is_sound(KsmMerge *m, uint32_t slot)
     if (slot == m->unsound) {
         return false;
     }
-    if (content_is_sound(m->content, m->hasher, m->plan->region, slot)) {
+    if (content_doubt(m->content, m->hasher, m->plan->region, slot)) {
         return true;
     }
     m->unsound = slot;

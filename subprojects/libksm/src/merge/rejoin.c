@@ -18,6 +18,7 @@ typedef struct Rejoining {
     unsigned n;
     uint32_t slot[CHUNK_PAGES];     /* a user of it is taken; or SLOT_NONE */
     bool fits[CHUNK_PAGES];         /* it is equal: then, it is mapped */
+    bool differs[CHUNK_PAGES];      /* ... or is not: who has changed? */
 } Rejoining;
 
 static char *addr_of(const Rejoining *g, unsigned i)
@@ -159,9 +160,10 @@ static void verify(const KsmRejoin *j, Rejoining *g)
 
     KSM_TSAN_IGNORE_BEGIN();
     for (unsigned i = 0; i < g->n; i++) {
-        g->fits[i] = g->fits[i] && !memcmp(addr_of(g, i),
-                                           store_page(s, g->slot[i]),
-                                           PAGE_BYTES);
+        g->differs[i] = g->fits[i] && memcmp(addr_of(g, i),
+                                             store_page(s, g->slot[i]),
+                                             PAGE_BYTES);
+        g->fits[i] &= !g->differs[i];
     }
     KSM_TSAN_IGNORE_END();
 }
@@ -245,8 +247,10 @@ static unsigned account(KsmRejoin *j, Rejoining *g)
             merged++;
         } else if (g->slot[i] != SLOT_NONE &&
                    page_state(g->r, page) == PAGE_BROKEN) {
-            /* else it would be taken for equal again and again */
-            content_is_sound(j->content, j->hasher, g->r, g->slot[i]);
+            if (g->differs[i]) {
+                /* else it might be taken for equal again and again */
+                content_doubt(j->content, j->hasher, g->r, g->slot[i]);
+            }
             content_leave(j->content, g->r, page, PAGE_BROKEN);
         }
     }

@@ -468,7 +468,7 @@ bool stage_isolate(KsmStage *g, Isolation *s)
     moved = take_out(g, s);
     s->spent.n = s->n;
     s->any = moved && take_stock(g, s);
-    if (!s->any) {
+    if (moved && !s->any) {
         isolation_lap(s);   /* to look is not to isolate */
     }
     s->busy = s->any && s->ops && s->ops->busy &&

@@ -52,7 +52,7 @@ typedef struct KsmLost {
 
 #define EMPTYING_PIECES 2u
 
-/* Half of what was staged: the thread that waits may do the other one. */
+/* Half of what was staged, or all: the thread that waits may do it. */
 typedef struct EmptyingPiece {
     KsmChore chore;
     struct KsmStage *stage;
@@ -173,8 +173,8 @@ void stage_keep(KsmStage *g, Isolation *s, const StageRun *run, unsigned n);
 void stage_release(KsmStage *g, Isolation *s);
 
 /*
- * Has a helper empty the staging area, which then has the lock of the address
- * space, for reading: so not before all spans of a chunk are released, and tracked
+ * Has helpers empty the staging area, which then have the lock of the address
+ * space (for reading, but where emptying fails): so not before all spans of a chunk are released, and tracked
  * again.  (Until then they have other places in it.)
  */
 void stage_empty(KsmStage *g);

@@ -166,7 +166,7 @@ void content_withdraw_slot(KsmContent *c, uint32_t slot)
                      store_tag(c->store, slot));
 }
 
-bool content_is_sound(KsmContent *c, const KsmHasher *hasher,
+bool content_doubt(KsmContent *c, const KsmHasher *hasher,
                       const KsmRegion *r, uint32_t slot)
 {
     int ret = store_readable(c->store, slot, 1);

@@ -94,11 +94,11 @@ void content_withdraw(KsmContent *c, uint32_t slot, uint32_t tag);
 void content_withdraw_slot(KsmContent *c, uint32_t slot);
 
 /*
- * Can the slot be read, and does it hold what its hash says?  It may have been
- * filled by a page that was written since it was hashed, or its memory has failed:
- * then it is withdrawn.
+ * Withdraws the slot unless it can be read and holds what its hash says: it may
+ * have been filled by a page that was written since it was hashed, or its memory
+ * has failed.  @r: a region of its node.  True: it is sound.
  */
-bool content_is_sound(KsmContent *c, const KsmHasher *hasher,
+bool content_doubt(KsmContent *c, const KsmHasher *hasher,
                       const KsmRegion *r, uint32_t slot);
 
 size_t content_bytes(const KsmContent *c);
