@@ -117,7 +117,8 @@ static void is_empty(const char *at, size_t len)
 {
     g_autofree uint64_t *entry = g_malloc(len / PAGE * sizeof(*entry));
 
-    g_assert(kinds_read((KsmKinds *)&watched->kinds, at, len / PAGE, entry) == 0);
+    g_assert(kinds_read((KsmKinds *)&watched->kinds, at, len / PAGE,
+                        entry) == 0);
     for (size_t i = 0; i < len / PAGE; i++) {
         g_assert(!(entry[i] >> 62));
     }

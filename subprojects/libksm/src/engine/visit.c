@@ -326,8 +326,8 @@ static unsigned pages_classify(KsmEngine *e, const KsmVisit *v, KsmRegion *r,
  * @again: not for the first time.  Returns when it ended, by this thread's CPU
  * clock.
  */
-static uint64_t chunk_hash(KsmEngine *e, KsmVisit *v, KsmRegion *r, size_t chunk,
-                           bool again)
+static uint64_t chunk_hash(KsmEngine *e, KsmVisit *v, KsmRegion *r,
+                           size_t chunk, bool again)
 {
     KsmChunk *c = &r->chunk[chunk];
     uint64_t cpu = prim.cpu_ns(), end;

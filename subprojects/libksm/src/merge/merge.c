@@ -310,7 +310,6 @@ static void map_runs(KsmMerge *m, Span *s)
     unsigned runs = 0, n;
 
     isolation_lap(&s->iso);     /* what was compared is not a run's */
-
     for (unsigned i = 0; i < s->iso.n; i += MAX(n, 1)) {
         n = joined_run(s, i);
         if (n && map_run(m, s, i, n)) {

@@ -173,9 +173,9 @@ void stage_keep(KsmStage *g, Isolation *s, const StageRun *run, unsigned n);
 void stage_release(KsmStage *g, Isolation *s);
 
 /*
- * Has helpers empty the staging area, which then have the lock of the address
- * space (for reading, but where emptying fails): so not before all spans of a chunk are released, and tracked
- * again.  (Until then they have other places in it.)
+ * Has helpers empty the staging area, which then have the lock of the address space
+ * (for reading, but where emptying fails): so not before all spans of a chunk are
+ * released, and tracked again.  (Until then they have other places in it.)
  */
 void stage_empty(KsmStage *g);
 
