@@ -6,7 +6,8 @@
  * The files named by image=FILE are read into the regions of one engine, and
  * its savings are held against an exhaustive count of equal pages.  What is not
  * saved is printed by the engine's reasons.  Zero pages count as saved when
- * they are given back to the kernel.
+ * they are given back to the kernel.  With block=N blocks of N pages are in a
+ * random order, another one for each image, as in guests that have aged.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +24,8 @@
 typedef struct Image {
     const char *path;
     int fd;
-    size_t len;
+    size_t len, block;      /* bytes */
+    uint32_t *order;        /* of its blocks */
     char *mem;
 } Image;
 
@@ -42,8 +44,29 @@ static void read_all(const Image *image, char *to, size_t len, off_t offset)
     }
 }
 
-static void load(Image *image, BenchPages pages)
+static void shuffle(Image *image, uint64_t seed)
 {
+    size_t n = image->len / image->block;
+
+    for (size_t i = n - 1; i > 0; i--) {
+        size_t k = bench_random(&seed) % (i + 1);
+        uint32_t was = image->order[i];
+
+        image->order[i] = image->order[k];
+        image->order[k] = was;
+    }
+}
+
+static void read_block(const Image *image, size_t i, char *to)
+{
+    read_all(image, to, image->block,
+             (off_t)image->order[i] * image->block);
+}
+
+/* @block: bytes; @seed: of their order; 0: as they are. */
+static void load(Image *image, BenchPages pages, size_t block, uint64_t seed)
+{
+    size_t n;
     off_t len;
 
     image->fd = open(image->path, O_RDONLY | O_CLOEXEC);
@@ -51,21 +74,30 @@ static void load(Image *image, BenchPages pages)
     if (len <= 0) {
         bench_die("%s: %s", image->path, len ? strerror(errno) : "empty");
     }
-    image->len = len / KSM_PAGE_SIZE * KSM_PAGE_SIZE;
+    n = len / block;
+    image->block = block;
+    image->len = n * block;
+    image->order = g_new(uint32_t, n);
+    for (size_t i = 0; i < n; i++) {
+        image->order[i] = i;
+    }
+    if (seed) {
+        shuffle(image, seed);
+    }
     image->mem = bench_map(image->len, pages);
-    read_all(image, image->mem, image->len, 0);
+    for (size_t i = 0; i < n; i++) {
+        read_block(image, i, image->mem + i * block);
+    }
 }
 
 static void check(const Image *image)
 {
-    g_autofree char *piece = g_malloc(KSM_CHUNK_SIZE);
+    g_autofree char *block = g_malloc(image->block);
 
-    for (size_t at = 0; at < image->len; at += KSM_CHUNK_SIZE) {
-        size_t len = MIN(KSM_CHUNK_SIZE, image->len - at);
-
-        read_all(image, piece, len, at);
-        if (memcmp(piece, image->mem + at, len)) {
-            bench_die("%s: the chunk at %zu has changed", image->path, at);
+    for (size_t i = 0; i < image->len / image->block; i++) {
+        read_block(image, i, block);
+        if (memcmp(block, image->mem + i * image->block, image->block)) {
+            bench_die("%s: block %zu has changed", image->path, i);
         }
     }
 }
@@ -105,7 +137,6 @@ static uint64_t achievable(const Image *images, int n, uint64_t *zeroes)
     return *zeroes + hashes->len - distinct;
 }
 
-
 static void report(const KsmStats *stats, uint64_t all, uint64_t zeroes)
 {
     uint64_t saved = stats->pages_sharing + stats->zero_pages;
@@ -135,6 +166,7 @@ int main(int argc, char **argv)
     Bench b = { argc, argv };
     BenchPages pages = bench_arg(&b, "huge", 0) ? BENCH_HUGE_PAGES
                                                 : BENCH_SMALL_PAGES;
+    unsigned block = bench_arg(&b, "block", 0);
     Image images[MAX_IMAGES] = { 0 };
     uint64_t all, zeroes, start, cpu, previous = 0;
     KsmEngine *engine;
@@ -144,7 +176,10 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc && n < MAX_IMAGES; i++) {
         if (g_str_has_prefix(argv[i], "image=")) {
             images[n].path = argv[i] + strlen("image=");
-            load(&images[n++], pages);
+            load(&images[n], pages,
+                 block ? block * KSM_PAGE_SIZE : KSM_CHUNK_SIZE,
+                 block ? n + 1 : 0);
+            n++;
         }
     }
     if (!n) {

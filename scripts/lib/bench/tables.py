@@ -163,7 +163,11 @@ LAYOUTS: dict[str, list[Layout]] = {
     "images": [
         Layout(
             "pages",
-            {"": "small", "_huge": "huge"},
+            {
+                "": "small",
+                "_huge": "huge",
+                **{f"_aged_{n}": f"huge, blocks of {n}" for n in (8, 16, 32)},
+            },
             [
                 Column("equal\nMiB", "achievable_mib{}"),
                 Column("saved\nMiB", "saved_mib{}"),

@@ -236,6 +236,10 @@ def unit_row(s: Session, out: Metrics, row: str, words: list[str]) -> None:
         divide(out, f"{name}ratio_{row}", theirs[key], ours[key])
 
 
+#: pages to a block, of guests in huge pages whose memory is in no order any more
+AGED = (8, 16, 32)
+
+
 def images(s: Session) -> Metrics:
     """RAM of real guests: what is saved of what is equal."""
     words = [f"image={path}" for path in ram_images(s)]
@@ -247,6 +251,9 @@ def images(s: Session) -> Metrics:
         two = s.worker_words("images", f"huge={huge}", "threads=2", *words)
         out |= {f"two_{name}{suffix}": two[name] for name in ("seconds", "cpu_s")}
         divide(out, f"two_ratio{suffix}", run["seconds"], two["seconds"])
+    for block in AGED:
+        run = s.worker_words("images", "huge=1", f"block={block}", *words)
+        out |= {f"{name}_aged_{block}": value for name, value in run.items()}
     return out
 
 
