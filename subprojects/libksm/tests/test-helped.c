@@ -19,8 +19,9 @@
 static pthread_t stepping;
 /* In such a call now (atomic); calls, by helpers, and while guests wait. */
 static int in_memory, in_file;
-static unsigned emptied, allocated, waits;
-static unsigned fails_half; /* all tries of a helper's half ... */
+static unsigned emptied, allocated;     /* atomic: by helpers */
+static unsigned waits;
+static unsigned fails_half; /* atomic; all tries of a helper's half ... */
 static bool renews;         /* after which it maps the area anew */
 static bool begins;         /* no page of this isolation was moved so far */
 static unsigned halves;     /* atomic; emptied by who waited for the other */
@@ -46,6 +47,18 @@ static void guests_wait(void)
     waits++;
 }
 
+static bool half_fails(void)
+{
+    unsigned left = __atomic_load_n(&fails_half, __ATOMIC_SEQ_CST);
+
+    while (left && !__atomic_compare_exchange_n(&fails_half, &left, left - 1,
+                                                false, __ATOMIC_SEQ_CST,
+                                                __ATOMIC_SEQ_CST)) {
+        continue;
+    }
+    return left;
+}
+
 static int w_advise(void *addr, size_t len, int advice)
 {
     bool half;
@@ -66,15 +79,14 @@ static int w_advise(void *addr, size_t len, int advice)
         return prim_real.advise(addr, len, advice);
     }
     __atomic_add_fetch(&in_memory, 1, __ATOMIC_SEQ_CST);
-    emptied++;
+    __atomic_add_fetch(&emptied, 1, __ATOMIC_SEQ_CST);
     g_usleep(3000);
     /* a while: nobody may wait for this one; of many one takes the other */
     for (unsigned i = 0; half && watched->crew.n == 1 && i < 100 &&
          !__atomic_load_n(&halves, __ATOMIC_SEQ_CST); i++) {
         g_usleep(10000);
     }
-    if (half && fails_half) {
-        fails_half--;
+    if (half && half_fails()) {
         __atomic_sub_fetch(&in_memory, 1, __ATOMIC_SEQ_CST);
         return -ENOMEM;
     }
@@ -91,7 +103,7 @@ static int w_allocate(int fd, off_t offset, off_t len)
         return prim_real.allocate(fd, offset, len);
     }
     __atomic_add_fetch(&in_file, 1, __ATOMIC_SEQ_CST);
-    allocated++;
+    __atomic_add_fetch(&allocated, 1, __ATOMIC_SEQ_CST);
     g_usleep(3000);
     ret = prim_real.allocate(fd, offset, len);
     __atomic_sub_fetch(&in_file, 1, __ATOMIC_SEQ_CST);

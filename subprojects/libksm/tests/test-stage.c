@@ -782,6 +782,23 @@ static void owner_unmaps(char *stage, char *home)
     g_assert(munmap(h.m->addr + GONE_AT * PAGE, GONE_N * PAGE) == 0);
 }
 
+/*
+ * What is unmapped is free for anybody: a sanitizer maps pages of its own now
+ * and then, for a moment, and would unmap ours.
+ */
+static void owner_maps_again(void)
+{
+    char *at = h.m->addr + GONE_AT * PAGE;
+
+    for (unsigned tries = 0;
+         mmap(at, GONE_N * PAGE, PROT_READ | PROT_WRITE,
+              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != at;
+         tries++) {
+        g_assert(errno == EEXIST && tries < 1000);
+        g_usleep(1000);
+    }
+}
+
 static void owner_protects(char *stage, char *home)
 {
     g_assert(mprotect(h.m->addr + GONE_AT * PAGE, GONE_N * PAGE,
@@ -828,10 +845,7 @@ static void displaced(void (*how)(char *, char *), bool busy,
     h.back_fails = 0;
     forgot = knows_nothing(s.rb, GONE_AT, GONE_N);
     if (how == owner_unmaps) {
-        char *at = h.m->addr + GONE_AT * PAGE;
-
-        g_assert(mmap(at, GONE_N * PAGE, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
+        owner_maps_again();
     } else if (how == owner_protects) {
         g_assert(mprotect(h.m->addr + GONE_AT * PAGE, GONE_N * PAGE,
                           PROT_READ | PROT_WRITE) == 0);
