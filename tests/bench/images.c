@@ -9,98 +9,14 @@
  * they are given back to the kernel.  With block=N blocks of N pages are in a
  * random order, another one for each image, as in guests that have aged.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <xxhash.h>
 
-#include "bench.h"
+#include "image.h"
 
 #define MAX_IMAGES 8
 #define TIMEOUT_S 120.0
-
-typedef struct Image {
-    const char *path;
-    int fd;
-    size_t len, block;      /* bytes */
-    uint32_t *order;        /* of its blocks */
-    char *mem;
-} Image;
-
-static void read_all(const Image *image, char *to, size_t len, off_t offset)
-{
-    while (len) {
-        ssize_t got = pread(image->fd, to, len, offset);
-
-        if (got <= 0) {
-            bench_die("%s: %s", image->path,
-                      got ? strerror(errno) : "ends early");
-        }
-        to += got;
-        offset += got;
-        len -= got;
-    }
-}
-
-static void shuffle(Image *image, uint64_t seed)
-{
-    size_t n = image->len / image->block;
-
-    for (size_t i = n - 1; i > 0; i--) {
-        size_t k = bench_random(&seed) % (i + 1);
-        uint32_t was = image->order[i];
-
-        image->order[i] = image->order[k];
-        image->order[k] = was;
-    }
-}
-
-static void read_block(const Image *image, size_t i, char *to)
-{
-    read_all(image, to, image->block,
-             (off_t)image->order[i] * image->block);
-}
-
-/* @block: bytes; @seed: of their order; 0: as they are. */
-static void load(Image *image, BenchPages pages, size_t block, uint64_t seed)
-{
-    size_t n;
-    off_t len;
-
-    image->fd = open(image->path, O_RDONLY | O_CLOEXEC);
-    len = image->fd < 0 ? -1 : lseek(image->fd, 0, SEEK_END);
-    if (len <= 0) {
-        bench_die("%s: %s", image->path, len ? strerror(errno) : "empty");
-    }
-    n = len / block;
-    image->block = block;
-    image->len = n * block;
-    image->order = g_new(uint32_t, n);
-    for (size_t i = 0; i < n; i++) {
-        image->order[i] = i;
-    }
-    if (seed) {
-        shuffle(image, seed);
-    }
-    image->mem = bench_map(image->len, pages);
-    for (size_t i = 0; i < n; i++) {
-        read_block(image, i, image->mem + i * block);
-    }
-}
-
-static void check(const Image *image)
-{
-    g_autofree char *block = g_malloc(image->block);
-
-    for (size_t i = 0; i < image->len / image->block; i++) {
-        read_block(image, i, block);
-        if (memcmp(block, image->mem + i * image->block, image->block)) {
-            bench_die("%s: block %zu has changed", image->path, i);
-        }
-    }
-}
 
 static int compare_hashes(const void *a, const void *b)
 {
@@ -108,7 +24,7 @@ static int compare_hashes(const void *a, const void *b)
 }
 
 /* All pages but one of each content, and all zeroes. */
-static uint64_t achievable(const Image *images, int n, uint64_t *zeroes)
+static uint64_t achievable(const BenchImage *images, int n, uint64_t *zeroes)
 {
     static const char zero[KSM_PAGE_SIZE];
     g_autoptr(GArray) hashes = g_array_new(false, false, sizeof(XXH128_hash_t));
@@ -167,7 +83,7 @@ int main(int argc, char **argv)
     BenchPages pages = bench_arg(&b, "huge", 0) ? BENCH_HUGE_PAGES
                                                 : BENCH_SMALL_PAGES;
     unsigned block = bench_arg(&b, "block", 0);
-    Image images[MAX_IMAGES] = { 0 };
+    BenchImage images[MAX_IMAGES] = { 0 };
     uint64_t all, zeroes, start, cpu, previous = 0;
     KsmEngine *engine;
     KsmStats stats = { 0 };
@@ -175,11 +91,12 @@ int main(int argc, char **argv)
 
     for (int i = 1; i < argc && n < MAX_IMAGES; i++) {
         if (g_str_has_prefix(argv[i], "image=")) {
-            images[n].path = argv[i] + strlen("image=");
-            load(&images[n], pages,
-                 block ? block * KSM_PAGE_SIZE : KSM_CHUNK_SIZE,
-                 block ? n + 1 : 0);
-            n++;
+            image_open(&images[n], argv[i] + strlen("image="),
+                       block ? block : KSM_CHUNK_SIZE / KSM_PAGE_SIZE);
+            if (block) {
+                image_shuffle(&images[n], n + 1);
+            }
+            image_load(&images[n++], pages);
         }
     }
     if (!n) {
@@ -213,7 +130,7 @@ int main(int argc, char **argv)
         previous = stats.pages_sharing + stats.zero_pages;
     }
     for (int i = 0; i < n; i++) {
-        check(&images[i]);
+        image_check(&images[i]);
     }
     report(&stats, all, zeroes);
     return 0;

@@ -12,7 +12,6 @@
  * in the end).
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,19 +21,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "bench.h"
+#include "image.h"
 
 #define MAX_IMAGES  8
 #define LIMIT_NS    UINT64_C(400000000000)
 #define SAMPLE_NS   UINT64_C(50000000)
-
-typedef struct Image {
-    const char *path;
-    int fd;
-    size_t len, block;      /* bytes */
-    uint32_t *order;        /* of its blocks */
-    char *mem;
-} Image;
 
 typedef struct Sample {
     uint64_t saved, own, ns, cpu_ns;    /* pages, of them not by ksmd */
@@ -61,7 +52,7 @@ typedef struct Shared {
 typedef struct Run {
     const char *socket;     /* NULL: ksmd alone */
     unsigned n;
-    Image image[MAX_IMAGES];
+    BenchImage image[MAX_IMAGES];
     Shared *shared;
     uint64_t began, others;
     uint64_t counted;       /* ksmd's pages_sharing before */
@@ -76,68 +67,6 @@ static uint64_t load(const uint64_t *p)
 static void store(uint64_t *p, uint64_t value)
 {
     __atomic_store_n(p, value, __ATOMIC_RELAXED);
-}
-
-static void image_open(Image *image, const char *path, unsigned block)
-{
-    off_t len;
-
-    image->path = path;
-    image->fd = open(path, O_RDONLY | O_CLOEXEC);
-    len = image->fd < 0 ? -1 : lseek(image->fd, 0, SEEK_END);
-    if (len <= 0) {
-        bench_die("%s: %s", path, len ? strerror(errno) : "empty");
-    }
-    image->block = (size_t)block * KSM_PAGE_SIZE;
-    image->len = len / image->block * image->block;
-}
-
-static void image_shuffle(Image *image, uint64_t seed)
-{
-    size_t n = image->len / image->block;
-
-    image->order = g_new(uint32_t, n);
-    for (size_t i = 0; i < n; i++) {
-        image->order[i] = i;
-    }
-    for (size_t i = n - 1; i > 0; i--) {
-        size_t k = bench_random(&seed) % (i + 1);
-        uint32_t was = image->order[i];
-
-        image->order[i] = image->order[k];
-        image->order[k] = was;
-    }
-}
-
-static void block_read(const Image *image, size_t i, char *to)
-{
-    if (pread(image->fd, to, image->block,
-              (off_t)image->order[i] * image->block) != (ssize_t)image->block) {
-        bench_die("%s cannot be read: %s", image->path, strerror(errno));
-    }
-}
-
-static void image_load(Image *image)
-{
-    image->mem = bench_map(image->len, BENCH_SMALL_PAGES);
-    for (size_t i = 0; i < image->len / image->block; i++) {
-        block_read(image, i, image->mem + i * image->block);
-    }
-    if (madvise(image->mem, image->len, MADV_DONTFORK)) {
-        bench_die("MADV_DONTFORK: %s", strerror(errno));
-    }
-}
-
-static void image_check(const Image *image)
-{
-    g_autofree char *block = g_malloc(image->block);
-
-    for (size_t i = 0; i < image->len / image->block; i++) {
-        block_read(image, i, block);
-        if (memcmp(block, image->mem + i * image->block, image->block)) {
-            bench_die("%s: block %zu has changed", image->path, i);
-        }
-    }
 }
 
 static KsmEngine *member_new(const char *socket)
@@ -184,7 +113,7 @@ static bool is_over(const Shared *shared)
     return __atomic_load_n(&shared->stop, __ATOMIC_RELAXED);
 }
 
-static void member_run(const Run *r, const Image *image, Guest *g)
+static void member_run(const Run *r, const BenchImage *image, Guest *g)
 {
     uint64_t cpu = bench_thread_cpu_ns(), told = 0;
     KsmEngine *engine = member_new(r->socket);
@@ -206,12 +135,15 @@ static void member_run(const Run *r, const Image *image, Guest *g)
 
 static void guest_main(const Run *r, unsigned i)
 {
-    Image image = r->image[i];
+    BenchImage image = r->image[i];
     Guest *g = &r->shared->guest[i];
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     image_shuffle(&image, i + 1);
-    image_load(&image);
+    image_load(&image, BENCH_SMALL_PAGES);
+    if (madvise(image.mem, image.len, MADV_DONTFORK)) {
+        bench_die("MADV_DONTFORK: %s", strerror(errno));
+    }
     __atomic_store_n(&g->ready, 1, __ATOMIC_RELEASE);
     while (!__atomic_load_n(&r->shared->go, __ATOMIC_ACQUIRE)) {
         g_usleep(1000);

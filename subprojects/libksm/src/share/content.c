@@ -167,7 +167,7 @@ void content_withdraw_slot(KsmContent *c, uint32_t slot)
 }
 
 bool content_doubt(KsmContent *c, const KsmHasher *hasher,
-                      const KsmRegion *r, uint32_t slot)
+                   const KsmRegion *r, uint32_t slot)
 {
     int ret = store_readable(c->store, slot, 1);
 

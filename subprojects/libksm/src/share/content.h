@@ -99,7 +99,7 @@ void content_withdraw_slot(KsmContent *c, uint32_t slot);
  * has failed.  @r: a region of its node.  True: it is sound.
  */
 bool content_doubt(KsmContent *c, const KsmHasher *hasher,
-                      const KsmRegion *r, uint32_t slot);
+                   const KsmRegion *r, uint32_t slot);
 
 size_t content_bytes(const KsmContent *c);
 
