@@ -89,14 +89,17 @@ static KsmEngine *member_new(const char *socket)
     return engine;
 }
 
-static void guest_tell(Guest *g, KsmEngine *engine, uint64_t cpu)
+/* @cpu: what is not the engine's; what asking takes is not. */
+static void guest_tell(Guest *g, KsmEngine *engine, uint64_t *cpu)
 {
+    uint64_t asked = bench_thread_cpu_ns();
     KsmStats stats;
 
     ksm_engine_get_stats(engine, &stats);
+    *cpu += bench_thread_cpu_ns() - asked;
     store(&g->pooled, stats.pages_shared + stats.pages_sharing);
     store(&g->zero, stats.zero_pages);
-    store(&g->cpu_ns, bench_thread_cpu_ns() - cpu);
+    store(&g->cpu_ns, bench_thread_cpu_ns() - *cpu);
     store(&g->left, stats.kernel_left);
     store(&g->passes, stats.full_scans);
     store(&g->runs, stats.merged_runs);
@@ -124,7 +127,7 @@ static void member_run(const Run *r, const BenchImage *image, Guest *g)
         uint64_t now = bench_now_ns();
 
         if (now - told >= 2 * SAMPLE_NS) {
-            guest_tell(g, engine, cpu);
+            guest_tell(g, engine, &cpu);
             told = now;
         }
         if (wait) {

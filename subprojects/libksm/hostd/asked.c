@@ -29,7 +29,6 @@
 #define WANTED_UNITS    3u  /* so long it is thought to be on its way */
 #define MEMBER_BITS 11u
 #define MEMBER_ENDS ((1u << MEMBER_BITS) - 1)
-#define SAME_MAX    6u      /* askers of one hash: there are others */
 /* Buckets moved or swept in a step: below a millisecond. */
 #define STEP        2048u
 #define LINE        64u     /* of the cache */
@@ -339,10 +338,41 @@ bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now)
     if (found.here) {
         return false;
     }
-    if (found.others >= SAME_MAX) {
+    if (found.others >= ASKED_SAME) {
         return true;        /* and it hears from nobody */
     }
     return note(a, b, &found, hash, member, now, false);
+}
+
+unsigned asked_others(Asked *a, uint64_t hash, unsigned member,
+                      uint16_t other[ASKED_SAME], bool *here)
+{
+    AskedBucket *b = bucket_of(a, hash);
+    unsigned bits = bucket_match(b, hash), n = 0, k;
+
+    *here = false;
+    while ((k = bucket_next(a, b, hash, &bits)) < ASKED_WAYS) {
+        for (unsigned i = 0; i < 2; i++) {
+            uint64_t entry = b->entry[k];
+
+            if (entry_has(entry, i) && entry_member(entry, i) == member) {
+                *here = true;
+            } else if (entry_has(entry, i) && n < ASKED_SAME) {
+                other[n++] = entry_member(entry, i);
+            }
+        }
+    }
+    return n;
+}
+
+void asked_add(Asked *a, uint64_t hash, unsigned member, uint64_t now)
+{
+    AskedBucket *b = bucket_of(a, hash);
+    Askers found = askers_of(a, b, hash, bucket_match(b, hash), member, now);
+
+    if (!found.here && found.others < ASKED_SAME) {
+        note(a, b, &found, hash, member, now, false);
+    }
 }
 
 void asked_prefetch(const Asked *a, uint64_t hash)

@@ -31,6 +31,7 @@
 #define ASKED_MEMBERS   1024u   /* numbers are below */
 #define ASKED_NOBODY    UINT32_MAX
 #define ASKED_WAYS      16u
+#define ASKED_SAME      6u      /* askers of one hash: there are others */
 
 typedef struct AskedBucket {
     /* hash, folded << 27 | when << 22 | two askers + 1; 0: none */
@@ -77,6 +78,11 @@ size_t asked_owed(const Asked *a);
  * is noted, to be told.
  */
 bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now);
+/* Others that have asked about it; @member has, too, if @here. */
+unsigned asked_others(Asked *a, uint64_t hash, unsigned member,
+                      uint16_t other[ASKED_SAME], bool *here);
+/* A member that is not here asks, and is not to offer it. */
+void asked_add(Asked *a, uint64_t hash, unsigned member, uint64_t now);
 void asked_prefetch(const Asked *a, uint64_t hash);
 /* One who asked and was noted; the entry goes.  ASKED_NOBODY: that was all. */
 uint32_t asked_take(Asked *a, uint64_t hash);

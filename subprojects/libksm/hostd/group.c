@@ -102,6 +102,7 @@ void group_free(Group *g)
     pool_free(&g->pool);
     index_free(&g->index);
     asked_free(&g->asked);
+    rooms_free(&g->rooms);
     memcg_free(&g->memcg);
     if (g->upper) {
         prim.unmap(g->upper, g->upper_bytes);
@@ -182,6 +183,7 @@ bool group_leave_step(Group *g, GroupMember *m)
 
     if (m->released == 0) {
         asked_leave(&g->asked, m->number);
+        room_leave(&g->rooms, &m->room);
     }
     for (unsigned i = 0; i < LEAVE_HOLDS; i++) {
         slot = holds_next(&m->holds, slot, end);
@@ -293,17 +295,105 @@ static bool hold_told(Group *g, GroupMember *m, uint32_t slot, GArray *blocks)
     return true;
 }
 
+int group_room(Group *g, GroupMember *m, uint64_t mappings, uint64_t waiting)
+{
+    return room_tell(&g->rooms, &m->room, mappings, waiting);
+}
+
+/* Those that may map what a member asks about. */
+typedef struct Mappers {
+    uint16_t number[ASKED_SAME + 1];    /* it is the last one */
+    unsigned others;
+    bool here;              /* it has asked before */
+} Mappers;
+
+static void mappers_find(Group *g, const GroupMember *m, uint64_t hash,
+                         Mappers *to)
+{
+    to->others = asked_others(&g->asked, hash, m->number, to->number,
+                              &to->here);
+    to->number[to->others] = m->number;
+}
+
+static Room *room_of(Group *g, unsigned member)
+{
+    return g->member[member] ? &g->member[member]->room : NULL;
+}
+
+/* Has one of them no room?  Only who has said how much hears of that. */
+static bool is_left(Group *g, const GroupMember *m, const Mappers *mappers,
+                    uint64_t now)
+{
+    double each = rooms_each(&g->rooms);
+
+    for (unsigned i = 0; m->room.told && i <= mappers->others; i++) {
+        const Room *room = room_of(g, mappers->number[i]);
+
+        if (room && room_is_used(room, each, now)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* It is equal to something, and nobody is to offer it. */
+static void leave(Group *g, const GroupMember *m, uint64_t hash,
+                  const Mappers *mappers, uint64_t now)
+{
+    if (mappers->here) {
+        return;     /* all of them know */
+    }
+    asked_add(&g->asked, hash, m->number, now);
+    for (unsigned i = 0; i < mappers->others; i++) {
+        const Room *room = room_of(g, mappers->number[i]);
+
+        if (room && room->told && g->tell) {
+            g->tell(g->opaque, mappers->number[i], hash, WIRE_LEFT);
+        }
+    }
+}
+
+/* About what the pool has not, where members have said how much room they have. */
+static uint32_t ask_with_room(Group *g, GroupMember *m, uint64_t hash,
+                              uint64_t now)
+{
+    Mappers mappers;
+
+    mappers_find(g, m, hash, &mappers);
+    if (mappers.others && is_left(g, m, &mappers, now)) {
+        leave(g, m, hash, &mappers, now);
+        return WIRE_LEFT;
+    }
+    if (!asked_note(&g->asked, hash, m->number, now)) {
+        return WIRE_NONE;
+    }
+    for (unsigned i = 0; i <= mappers.others; i++) {
+        Room *room = room_of(g, mappers.number[i]);
+
+        if (room) {
+            room_charge(room, rooms_each(&g->rooms), now);
+        }
+    }
+    return WIRE_WANTED;
+}
+
 static uint32_t ask_one(Group *g, GroupMember *m, uint64_t hash,
                         uint64_t now, GArray *blocks)
 {
     uint32_t slot = lookup(g, hash);
 
+    if (slot == PLACE_NONE && g->rooms.told) {
+        return ask_with_room(g, m, hash, now);
+    }
     if (slot == PLACE_NONE) {
         return asked_note(&g->asked, hash, m->number, now) ? WIRE_WANTED
                                                            : WIRE_NONE;
     }
-    /* who offers it gets a copy in another slot */
-    return hold_told(g, m, slot, blocks) ? slot : WIRE_WANTED;
+    if (!hold_told(g, m, slot, blocks)) {
+        return WIRE_WANTED;     /* who offers it gets a copy in another slot */
+    }
+    room_charge(&m->room, rooms_each(&g->rooms), now);
+    return slot;
 }
 
 /* What the table of hashes has grown by is not free any more. */
@@ -338,6 +428,7 @@ void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
     uint64_t now = prim.now_ns();
 
     g->active = now;
+    rooms_note(&g->rooms, m->number, hash, n);
     asked_room(&g->asked, n, asked_may(g, n));
     for (unsigned i = 0; i < n + PREFETCH; i++) {
         if (i < n) {
@@ -925,7 +1016,7 @@ GroupShare group_share(Group *g, const GroupMember *m)
 uint64_t group_metadata(const Group *g)
 {
     uint64_t bytes = pool_bytes(&g->pool) + index_bytes(&g->index) +
-                     asked_bytes(&g->asked);
+                     asked_bytes(&g->asked) + rooms_bytes(&g->rooms);
 
     bytes += (uint64_t)g->pool.top * (sizeof(*g->upper) + sizeof(*g->owner));
     for (unsigned i = 0; i < ASKED_MEMBERS; i++) {

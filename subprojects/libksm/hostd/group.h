@@ -29,6 +29,7 @@
 #include "asked.h"
 #include "base/hash.h"
 #include "holds.h"
+#include "room.h"
 #include "share/index.h"
 #include "share/pool.h"
 #include "share/wire.h"
@@ -44,6 +45,7 @@ typedef struct GroupMember {
     uint64_t pages;         /* that may be merged, it says */
     uint64_t charged;       /* slots it published; a block is 512 */
     uint32_t released;      /* while it leaves: how far that is */
+    Room room;
 } GroupMember;
 
 typedef struct GroupStats {
@@ -62,7 +64,10 @@ typedef struct GroupConfig {
     const char *root;       /* for control groups; not / in tests */
 } GroupConfig;
 
-/* A slot for a member that has asked about its hash. */
+/*
+ * A slot for a member that has asked about its hash; or WIRE_LEFT: others have
+ * it, too, and no member is to offer it.
+ */
 typedef bool (*GroupTell)(void *opaque, unsigned member, uint64_t hash,
                           uint32_t slot);
 
@@ -77,6 +82,7 @@ typedef struct Group {
     uint16_t *owner;        /* per slot: who published it */
     size_t upper_bytes, owner_bytes;
     Asked asked;
+    Rooms rooms;
     KsmMemcg memcg;
     unsigned unwatched;     /* pages written since that was looked at */
     char *copy;             /* a piece of what is offered */
@@ -112,6 +118,12 @@ bool group_leave_step(Group *g, GroupMember *m);
  */
 void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
                uint32_t *slot, GArray *blocks);
+
+/*
+ * The member may make so many mappings, and has so many pages yet to map.  0 or
+ * -ENOMEM: that is not heeded.
+ */
+int group_room(Group *g, GroupMember *m, uint64_t mappings, uint64_t waiting);
 
 typedef struct GroupOffer {
     int ring;               /* file with the pages */

@@ -129,7 +129,7 @@ static bool tell_member(void *opaque, unsigned number, uint64_t hash,
         m->missed = true;
         return false;
     }
-    if (!group_hold(&s->group, &m->held, slot)) {
+    if (slot != WIRE_LEFT && !group_hold(&s->group, &m->held, slot)) {
         return false;
     }
     if (!m->news->len) {
@@ -175,7 +175,7 @@ static void send_news(Server *s, Member *m)
         for (unsigned i = 0; i < n; i++) {
             uint32_t slot = news->found[i].slot;
 
-            if (pool_pattern(&s->group.pool, slot) &&
+            if (slot != WIRE_LEFT && pool_pattern(&s->group.pool, slot) &&
                 holds_of(&m->held.holds, slot) == 1) {
                 send_block(c, 0, slot);
             }

@@ -46,7 +46,7 @@ static void send_welcome(Client *c, bool resumed, const WireHello *h)
         .head = { .type = WIRE_WELCOME, .seq = h->head.seq },
         .version = WIRE_VERSION,
         .resumed = resumed,
-        .features = h->features & WIRE_FEATURE_TAIL,
+        .features = h->features & (WIRE_FEATURE_TAIL | WIRE_FEATURE_ROOM),
         .cookie = { m->cookie[0], m->cookie[1] },
         .generation = s->generation,
         .key = s->group.config.key,
@@ -392,6 +392,15 @@ static void on_tail(Client *c, const Packet *p)
     m->left.given = given;
 }
 
+/* Without memory to heed it: as if it had said nothing. */
+static void on_room(Client *c, const Packet *p)
+{
+    const WireRoom *room = p->data;
+
+    group_room(&c->server->group, &c->member->held, room->mappings,
+               room->waiting);
+}
+
 static void on_status(Client *c, const Packet *p)
 {
     const WireHead *h = p->data;
@@ -435,6 +444,8 @@ static bool length_is_good(const Packet *p)
         return p->len == sizeof(*h) && h->count <= 1;
     case WIRE_TAIL:
         return p->len == sizeof(WireTail) && h->count == 0;
+    case WIRE_ROOM:
+        return p->len == sizeof(WireRoom) && h->count == 0;
     default:
         return false;
     }
@@ -493,6 +504,9 @@ void talk_packet(Client *c, Packet *p)
         break;
     case WIRE_TAIL:
         on_tail(c, p);
+        break;
+    case WIRE_ROOM:
+        on_room(c, p);
         break;
     }
 }

@@ -14,7 +14,8 @@
 FakeStoreHabits fake_habits = { .late = 3 };
 
 const FakeStoreHabits fake_habits_bad = {
-    .late = 8, .refuse = 10, .silent = 5, .want = 20, .lie = 2, .lose = 1,
+    .late = 8, .refuse = 10, .silent = 5, .want = 20, .left = 5, .lie = 2,
+    .lose = 1,
 };
 
 typedef struct FakeAnswer {
@@ -32,6 +33,7 @@ typedef struct FakeStore {
     GRand *rand;
     uint64_t looks, asked, offered;
     unsigned losses;
+    StoreRoom room;
     uint32_t stale;         /* slots below are of a peer that is gone */
     bool gone;
 } FakeStore;
@@ -142,6 +144,8 @@ static StoreAnswer reply(FakeStore *f, const StoreAsk *q)
         a.slot = slot;
     } else if (chance(f, f->habits.want)) {
         a.what = ANSWER_WANTED;
+    } else if (chance(f, f->habits.left)) {
+        a.what = ANSWER_LEFT;
     }
     return a;
 }
@@ -404,6 +408,16 @@ static StoreStats fake_stats(KsmStore *s)
     return stats;
 }
 
+static void fake_room(KsmStore *s, const StoreRoom *room)
+{
+    fake(s)->room = *room;
+}
+
+StoreRoom fake_store_room(KsmStore *s)
+{
+    return fake(s)->room;
+}
+
 static bool fake_gone(KsmStore *s)
 {
     return fake(s)->gone;
@@ -452,6 +466,7 @@ static const KsmStoreOps fake_ops = {
     .flush = fake_flush,
     .pass = fake_pass,
     .tidy = fake_tidy,
+    .room = fake_room,
     .stats = fake_stats,
     .gone = fake_gone,
     .losses = fake_losses,

@@ -22,6 +22,7 @@ typedef struct FakeStoreHabits {
     unsigned busy;          /* offers for which there is no room now */
     unsigned silent;        /* offers that come to nothing */
     unsigned want;          /* pages that another member has, too */
+    unsigned left;          /* ... and that are left to the kernel */
     unsigned lie;           /* slots that hold something else */
     unsigned lose;          /* looks for answers after which the peer goes */
 } FakeStoreHabits;
@@ -45,6 +46,9 @@ void fake_store_hurry(KsmStore *s);
 
 /* Another member has such a page; the hash is by the store's seed. */
 uint32_t fake_store_share(KsmStore *s, const void *page, uint64_t hash);
+
+/* The last that was told. */
+StoreRoom fake_store_room(KsmStore *s);
 
 /* Pages that were asked about, and offered. */
 uint64_t fake_store_asked(KsmStore *s);

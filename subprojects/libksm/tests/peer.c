@@ -157,6 +157,7 @@ static void welcome(Peer *p, bool resumed, unsigned n_fds)
         .head.type = WIRE_WELCOME,
         .version = WIRE_VERSION,
         .resumed = resumed,
+        .features = p->features,
         .cookie = { p->cookie[0], p->cookie[1] },
         .generation = p->generation,
         .key = p->key,

@@ -20,6 +20,7 @@ typedef struct Peer {
     int fd;                 /* of the connection; -1: none */
     int pool, pool_ro, ring;
     uint64_t generation, key, cookie[2];
+    uint64_t features;      /* as in WELCOME */
     bool absent;            /* connecting is refused */
     unsigned connects;
     union {                 /* the message received last */

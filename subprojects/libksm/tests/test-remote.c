@@ -1194,6 +1194,101 @@ static void run_lie(const void *opaque)
     peer_free(p);
 }
 
+/* What is left to the kernel, of what is asked about, or was. */
+static void run_left(void)
+{
+    Peer *p = peer_new();
+    KsmStore *s = peer_store(p);
+    uint32_t slots[] = { WIRE_LEFT, 3, WIRE_NONE };
+    StoreAsk q[3] = { { 1, 2, 3 }, { 4, 5, 6 }, { 7, 8, 9 } };
+    StoreAnswer a[4];
+
+    g_assert(s->ops->ask(s, q, 3));
+    peer_expect(p, WIRE_ASK);
+    peer_answer(p, slots, 3);
+    g_assert(answers(s, a, 4) == 2 && s->ops->awaited(s) == 0);
+    g_assert(a[0].what == ANSWER_LEFT && a[0].id == 2 && a[0].tag == 3);
+    g_assert(a[1].what == ANSWER_SLOT);
+    peer_news(p, UINT64_C(0x100000007), WIRE_LEFT);
+    g_assert(answers(s, a + 2, 2) == 1);
+    g_assert(a[2].what == ANSWER_LEFT && a[2].tag == 6);
+    g_assert(store_stats(s).sharing == 1 && !store_is_gone(s));
+    store_drop(s, a[1].slot);
+    /* but what was offered is not */
+    g_assert(offer(s, 0, 1, &(unsigned) { 0 }) == OFFER_LATER);
+    store_flush(s);
+    expect_drop(p, s, 3, 1);
+    peer_expect(p, WIRE_OFFER);
+    peer_answer(p, slots, 1);
+    g_assert(answers(s, a, 4) == 0 && store_is_gone(s));
+    store_free(s);
+    peer_free(p);
+}
+
+/* How much room there is: told when it has changed, if it is asked for. */
+static void run_room(void)
+{
+    Peer *p = peer_new();
+    const WireRoom *room = (WireRoom *)&p->in;
+    StoreRoom has = { 0, 0 };
+    StoreAnswer a;
+    KsmStore *s;
+
+    prim.now_ns = now_as_told;
+    p->features = WIRE_FEATURE_ROOM;
+    s = peer_store(p);
+    store_flush(s);
+    peer_expect_none(p);
+    store_room(s, &has);
+    store_flush(s);
+    peer_expect(p, WIRE_ROOM);
+    g_assert(room->mappings == 0 && room->waiting == 0);
+    has.mappings = 1000;
+    store_room(s, &has);
+    store_flush(s);
+    g_assert(peer_expect(p, WIRE_ROOM) == sizeof(*room));
+    g_assert(room->mappings == 1000 && room->waiting == 0);
+    has.mappings = 1050;
+    store_room(s, &has);
+    store_flush(s);
+    peer_expect_none(p);
+    has.waiting = 500;
+    store_room(s, &has);
+    store_flush(s);
+    store_flush(s);
+    peer_expect(p, WIRE_ROOM);
+    g_assert(room->mappings == 1050 && room->waiting == 500);
+    peer_expect_none(p);
+    has.mappings = 0;
+    store_room(s, &has);
+    store_flush(s);
+    peer_expect(p, WIRE_ROOM);
+    g_assert(room->mappings == 0);
+    /* another daemon was told nothing */
+    has.mappings = 2000;
+    store_room(s, &has);
+    peer_anew(p);
+    reconnect(p, s);
+    peer_welcome(p, false);
+    g_assert(answers(s, &a, 1) == 0);
+    store_flush(s);
+    peer_expect(p, WIRE_ROOM);
+    g_assert(room->mappings == 2000);
+    /* one that does not know it is not told */
+    peer_anew(p);
+    p->features = 0;
+    reconnect(p, s);
+    peer_welcome(p, false);
+    g_assert(answers(s, &a, 1) == 0);
+    has.mappings = 9000;
+    store_room(s, &has);
+    store_flush(s);
+    peer_expect_none(p);
+    store_free(s);
+    peer_free(p);
+    prim.now_ns = prim_real.now_ns;
+}
+
 /* Nothing is taken of a message that is sound but for its end. */
 static void run_lie_late(void)
 {
@@ -1518,6 +1613,8 @@ int main(int argc, char **argv)
     g_test_add_func("/remote/generation/border", run_border);
     g_test_add_func("/remote/forgotten", run_forgotten);
     g_test_add_func("/remote/forgotten/empty", run_forgotten_empty);
+    g_test_add_func("/remote/left", run_left);
+    g_test_add_func("/remote/room", run_room);
     g_test_add_func("/remote/lie-late", run_lie_late);
     g_test_add_func("/remote/unwelcome", run_unwelcome);
     g_test_add_func("/remote/unready", run_unready);

@@ -393,7 +393,7 @@ static void say_raw(Peer *p)
         raw.bytes[i] = byte();
     }
     if (n >= sizeof(raw.head)) {
-        raw.head.type %= WIRE_TAIL + 2;
+        raw.head.type %= WIRE_ROOM + 2;
     }
     say(p, &raw, n);
 }

@@ -128,6 +128,47 @@ static void test_oldest(void)
     asked_free(&a);
 }
 
+/* Who has asked, without asking; and one who asks without being told to offer. */
+static void test_others(void)
+{
+    uint16_t other[ASKED_SAME];
+    bool here;
+    Asked a;
+
+    g_assert(asked_init(&a) == 0);
+    g_assert(asked_others(&a, 1, 0, other, &here) == 0 && !here);
+    g_assert(!asked_note(&a, 1, 5, SECOND));
+    g_assert(asked_others(&a, 1, 5, other, &here) == 0 && here);
+    g_assert(asked_others(&a, 1, 6, other, &here) == 1 && !here);
+    g_assert(other[0] == 5);
+    asked_add(&a, 1, 6, SECOND);
+    asked_add(&a, 1, 6, SECOND);
+    g_assert(asked_others(&a, 1, 6, other, &here) == 1 && here);
+    g_assert(asked_others(&a, 1, 5, other, &here) == 1 && here);
+    g_assert(other[0] == 6);
+    /* neither is to offer it: the next who asks is */
+    g_assert(asked_note(&a, 1, 7, SECOND));
+    for (unsigned i = 8; i < 20; i++) {
+        asked_add(&a, 1, i, SECOND);
+    }
+    g_assert(asked_others(&a, 1, 30, other, &here) == ASKED_SAME && !here);
+    /* who has left is none of them */
+    asked_leave(&a, 5);
+    asked_leave(&a, 7);
+    g_assert(asked_others(&a, 1, 6, other, &here) == ASKED_SAME - 3 && here);
+    for (unsigned i = 0; i < ASKED_SAME - 3; i++) {
+        g_assert(other[i] > 7);
+    }
+    /* and all others are told when it comes */
+    for (unsigned i = 0; i < ASKED_SAME - 2; i++) {
+        uint32_t member = asked_take(&a, 1);
+
+        g_assert(member == 6 || member > 7);
+    }
+    g_assert(asked_take(&a, 1) == ASKED_NOBODY);
+    asked_free(&a);
+}
+
 /* One of two leaves: the other stays, with what it was told. */
 static void test_leave_pair(void)
 {
@@ -483,6 +524,7 @@ static void test_no_memory(void)
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/asked/others", test_others);
     g_test_add_func("/asked/note", test_note);
     g_test_add_func("/asked/coming", test_coming);
     g_test_add_func("/asked/same", test_same);

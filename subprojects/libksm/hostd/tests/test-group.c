@@ -1040,6 +1040,96 @@ static void test_failures(void)
     world_free(w);
 }
 
+typedef struct Left {
+    unsigned n;
+    unsigned member;
+    uint64_t hash;
+} Left;
+
+static bool tell_left(void *opaque, unsigned number, uint64_t hash,
+                      uint32_t slot)
+{
+    Left *left = opaque;
+
+    g_assert(slot == WIRE_LEFT);
+    left->n++;
+    left->member = number;
+    left->hash = hash;
+    return true;
+}
+
+static uint32_t ask_about(World *w, unsigned m, uint32_t content)
+{
+    uint32_t slot;
+
+    group_ask(&w->g, &w->member[m], &w->hash[content], 1, &slot, w->blocks);
+    return slot;
+}
+
+/*
+ * What has no room in one of those that have it is left by all: who asked before
+ * hears of it, once.  Not by who has not said that it leaves anything.
+ */
+static void test_room(void)
+{
+    g_autofree World *w = g_new(World, 1);
+    GroupConfig config = plain();
+    uint32_t slot;
+    Left left = { 0 };
+
+    world_init(w, &config, 1);
+    w->g.tell = tell_left;
+    w->g.opaque = &left;
+    g_assert(group_room(&w->g, &w->member[0], 0, 0) == 0);
+    g_assert(group_room(&w->g, &w->member[1], 1000, 0) == 0);
+    g_assert(group_room(&w->g, &w->member[2], 1000, 0) == 0);
+    g_assert(w->g.rooms.told == 3);
+    /* whoever asks second */
+    g_assert(ask_about(w, 0, 1) == WIRE_NONE);
+    g_assert(ask_about(w, 1, 1) == WIRE_LEFT);
+    g_assert(left.n == 1 && left.member == w->member[0].number);
+    g_assert(left.hash == w->hash[1]);
+    g_assert(ask_about(w, 1, 1) == WIRE_LEFT);
+    g_assert(ask_about(w, 0, 1) == WIRE_LEFT);
+    g_assert(left.n == 1);
+    g_assert(ask_about(w, 1, 2) == WIRE_NONE);
+    g_assert(ask_about(w, 0, 2) == WIRE_LEFT);
+    g_assert(left.n == 2 && left.member == w->member[1].number);
+    /* those that have room, and who knows nothing of it */
+    g_assert(ask_about(w, 1, 3) == WIRE_NONE);
+    g_assert(ask_about(w, 2, 3) == WIRE_WANTED);
+    g_assert(ask_about(w, 3, 1) == WIRE_WANTED);
+    g_assert(ask_about(w, 3, 4) == WIRE_NONE);
+    g_assert(ask_about(w, 0, 4) == WIRE_LEFT && left.n == 2);
+    /* what the pool has is told all the same */
+    w->g.tell = NULL;
+    offer_some(w, 2, 3, 1, &slot);
+    g_assert(slot < SLOTS && ask_about(w, 0, 3) == slot);
+    w->g.tell = tell_left;
+    /* and when there is room again */
+    g_assert(group_room(&w->g, &w->member[0], 1000, 0) == 0);
+    g_assert(ask_about(w, 0, 2) == WIRE_WANTED);
+    /* each that is wanted takes some, of both */
+    g_assert(group_room(&w->g, &w->member[1], 1000, 0) == 0);
+    for (unsigned i = 0; i < 1000; i++) {
+        g_assert(!room_is_used(&w->member[2].room, 2, prim.now_ns()) ||
+                 i > 400);
+        room_charge(&w->member[2].room, 2, prim.now_ns());
+    }
+    g_assert(ask_about(w, 1, 5) == WIRE_NONE);
+    g_assert(ask_about(w, 2, 5) == WIRE_LEFT);
+    g_assert(w->member[1].room.charged[0] > 0);
+    g_assert(w->member[0].room.charged[0] > 0);
+    /* who leaves is asked no more */
+    member_leave(w, 0);
+    g_assert(w->g.rooms.told == 2);
+    g_assert(ask_about(w, 4, 2) == WIRE_WANTED);
+    w->g.tell = NULL;
+    g_assert(group_drop(&w->g, &w->member[2],
+                        &(WirePair) { slot, 1 }, 1) == 0);
+    world_free(w);
+}
+
 /* A process in a control group that is nearly full writes nothing. */
 static void test_tight(void)
 {
@@ -1150,6 +1240,7 @@ int main(int argc, char **argv)
     g_test_add_func("/group/full", test_full);
     g_test_add_func("/group/refill", test_refill);
     g_test_add_func("/group/rest", test_rest);
+    g_test_add_func("/group/room", test_room);
     g_test_add_func("/group/many", test_many);
     g_test_add_func("/group/keep-far", test_keep_far);
     g_test_add("/group/no-room", FakeRoot, NULL, fake_make, test_no_room,

@@ -170,6 +170,8 @@ static const Wrong wrongs[] = {
     { "TAIL too short", WIRE_TAIL, 0, 16, {}, WIRE_REFUSED_PROTOCOL },
     { "TAIL too much", WIRE_TAIL, 0, 24, { 0, 0x10001 },
       WIRE_REFUSED_PROTOCOL },
+    { "ROOM with count", WIRE_ROOM, 1, 16, {}, WIRE_REFUSED_PROTOCOL },
+    { "ROOM too short", WIRE_ROOM, 0, 8, {}, WIRE_REFUSED_PROTOCOL },
     { "STATUS too long", WIRE_STATUS, 0, 4, {}, WIRE_REFUSED_PROTOCOL },
 };
 

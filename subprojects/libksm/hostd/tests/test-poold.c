@@ -954,6 +954,53 @@ static void test_tail(void)
     poold_free(d);
 }
 
+static void room_send(Peer *p, uint64_t mappings, uint64_t waiting)
+{
+    WireRoom room = {
+        .head = { .type = WIRE_ROOM },
+        .mappings = mappings,
+        .waiting = waiting,
+    };
+
+    g_assert(peer_send(p, &room, sizeof(room)) == 0);
+    peer_sync(p);
+}
+
+/* What one of two has no room for is left, and both hear of it. */
+static void test_room(void)
+{
+    Poold *d = poold_new(NULL);
+    Peer *a = peer_new(d, NULL), *b = peer_new(d, NULL);
+    uint64_t hash = peer_hash_of(a, 1);
+    WireFound found;
+    uint32_t slot;
+
+    room_send(a, 0, 0);
+    room_send(b, UINT64_MAX, UINT64_MAX);
+    room_send(b, 1000, 0);
+    g_assert(peer_ask_one(a, hash) == WIRE_NONE);
+    g_assert(peer_ask_one(b, hash) == WIRE_LEFT);
+    found = wait_news(a);
+    g_assert(found.hash == hash && found.slot == WIRE_LEFT);
+    g_assert(peer_ask_one(b, hash) == WIRE_LEFT);
+    g_assert(peer_ask_one(a, hash) == WIRE_LEFT);
+    g_assert(!peer_wait(a, WIRE_NEWS, A_WHILE_MS));
+    /* it holds nothing by that: both are as before */
+    slot = peer_offer_one(b, 1);
+    found = wait_news(a);
+    g_assert(found.hash == hash && found.slot == slot);
+    peer_drop(a, slot, 1);
+    peer_drop(b, slot, 1);
+    g_assert(poold_empties(d));
+    room_send(a, 1000, 0);
+    g_assert(peer_ask_one(a, hash) == WIRE_NONE);
+    g_assert(peer_ask_one(b, hash) == WIRE_WANTED);
+
+    peer_free(a);
+    peer_free(b);
+    poold_free(d);
+}
+
 /* Whoever asks for the group's state and is no member. */
 static void test_status_other(void)
 {
@@ -1265,6 +1312,7 @@ int main(int argc, char **argv)
         { "/poold/status", test_status },
         { "/poold/size", test_size },
         { "/poold/tail", test_tail },
+        { "/poold/room", test_room },
         { "/poold/status-other", test_status_other },
         { "/poold/groups", test_groups },
         { "/poold/daemon-dies", test_daemon_dies },

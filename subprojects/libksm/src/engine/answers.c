@@ -111,6 +111,27 @@ static void slot_found(KsmEngine *e, StoreAnswer a, uint64_t now)
     }
 }
 
+/*
+ * Others have it, too, and there are no mappings for it, here or there: all leave
+ * it to the kernel, and it is equal for that.  What the pool has is mapped.
+ */
+static void page_left(KsmEngine *e, uint32_t tag)
+{
+    uint32_t place = index_lookup(&e->content.index, tag);
+    KsmRegion *r;
+    size_t page;
+
+    if (place == PLACE_NONE || (place & PLACE_SLOT)) {
+        return;
+    }
+    content_met(&e->content, place);
+    r = directory_page(&e->dir, place, &page);
+    if (page_state(r, page) == PAGE_EQUAL) {
+        page_leave(r, page);
+        ripen_add(e, r, page / CHUNK_PAGES);
+    }
+}
+
 /* What nothing here is equal to is asked about again, some time. */
 static void ask_again(KsmEngine *e, const StoreAnswer *a)
 {
@@ -190,6 +211,9 @@ static void answer_take(KsmEngine *e, const StoreAnswer *a, uint64_t now)
         if (!asks_is_offered(&e->asks, a->tag)) {
             ask_again(e, a);
         }
+        break;
+    case ANSWER_LEFT:
+        page_left(e, a->tag);
         break;
     case ANSWER_REFUSED:
         asks_answered(&e->asks, a->tag);

@@ -16,6 +16,7 @@
 #include "engine/settle.h"
 #include "engine/tail.h"
 #include "engine/visit.h"
+#include "merge/parts.h"
 
 #define IDLE_MIN_NS     UINT64_C(100000000)
 #define IDLE_SOON_NS    UINT64_C(1000000000)
@@ -175,6 +176,21 @@ static void next_soon(KsmEngine *e, const KsmChunk *c)
     }
 }
 
+/*
+ * What is refused until it is late (parts.h) does not wait for passes: they may be
+ * far apart, and look at page tables where only the price will have changed.
+ */
+static void plan_later(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+
+    if (e->content.store->ripen_ns && c->wait == 1 && c->late &&
+        c->late <= LATE_MIN && c->why_not == KSM_REASON_NOT_WORTH) {
+        c->wait = 0;
+        ripen_add(e, r, chunk);
+    }
+}
+
 /* Of one that is ripe.  False: there is nothing to carry out. */
 static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
@@ -190,6 +206,7 @@ static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
     partners_queue(e);
     if (!made) {
         plan_again(e, r, chunk);
+        plan_later(e, r, chunk);
     }
     return made;
 }
@@ -425,6 +442,7 @@ static void pass_start(KsmEngine *e)
     s->visited = 0;
     e->tail.waiting = 0;
     cut_pass(&e->cut);
+    tail_room(e);
     for (guint i = 0; i < e->regions->len; i++) {
         region_start(e, g_ptr_array_index(e->regions, i));
     }
@@ -511,6 +529,7 @@ static void pass_end(KsmEngine *e)
         s->due = MAX(s->due, s->started + SETTLE_NS);
     }
     tail_tell(e);
+    tail_room(e);
     store_pass(e->content.store);
     if (store_stats(e->content.store).leaked) {
         /* if it fails, less is merged */

@@ -51,6 +51,8 @@ static void region_reasons(const KsmRegion *r, KsmStats *s)
 {
     const uint64_t *n = r->count;
     uint64_t *why = s->reasons;
+    /* chunks are refused for what is left of their gain, which was nothing */
+    uint64_t left = MIN(r->n_left, r->gain[KSM_REASON_NOT_WORTH]);
 
     why[KSM_REASON_NOT_SCANNED] += n[PAGE_NEW] - r->n_written;
     /* until a pass has looked, whatever is a hole may be populated */
@@ -67,6 +69,8 @@ static void region_reasons(const KsmRegion *r, KsmStats *s)
     for (unsigned i = 1; i < KSM_REASON_MAX; i++) {
         why[i] += r->gain[i];
     }
+    why[KSM_REASON_NOT_WORTH] -= left;
+    why[KSM_REASON_VMA_LIMIT] += left;
 }
 
 static void region_sum(const KsmRegion *r, KsmStats *s)

@@ -223,6 +223,9 @@ static bool is_left(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
     if ((c->flags & CHUNK_LOOSE) && !c->same) {
         return false;       /* it may be hot: no log tells */
     }
+    if (c->left >= least && is_quiet(c)) {
+        return true;        /* others have left it, too */
+    }
     return c->gain >= least && is_quiet(c) &&
            (c->why_not == KSM_REASON_NOT_WORTH ||
             c->why_not == KSM_REASON_VMA_LIMIT ||
@@ -241,6 +244,10 @@ static bool is_tried(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
                  (c->wait || (c->flags & CHUNK_VISIT)) &&
                  !(c->flags & CHUNK_HUGE) && c->late <= LATE_MIN;
 
+    if (c->left >= LEFT_MIN) {
+        /* whatever else may be merged: that is not */
+        return !e->tail.eager && (c->flags & (CHUNK_QUEUED | CHUNK_PARKED));
+    }
     return !e->tail.eager &&
            (later ||
             c->flags & (soon | CHUNK_QUEUED | CHUNK_PARKED | CHUNK_RIPENING));
@@ -391,6 +398,24 @@ void tail_look(KsmEngine *e, KsmRegion *r, size_t chunk)
     for (unsigned i = 0; i < CHUNK_PAGES; i++) {
         page_look(e, r, chunk * CHUNK_PAGES + i, merged[i]);
     }
+}
+
+void tail_room(KsmEngine *e)
+{
+    StoreRoom room = { .mappings = UINT32_MAX };
+
+    if (!e->cfg.tail) {
+        return;
+    }
+    if (!e->tail.refused) {
+        room.mappings = cut_room(plan_mappings(&e->plan), e->vmas.limit);
+    }
+    for (guint i = 0; i < e->regions->len; i++) {
+        const KsmRegion *r = g_ptr_array_index(e->regions, i);
+
+        room.waiting += r->count[PAGE_EQUAL] - r->n_left;
+    }
+    store_room(e->content.store, &room);
 }
 
 void tail_tell(KsmEngine *e)

@@ -173,6 +173,7 @@ void page_set(KsmRegion *r, size_t page, PageState state)
     KsmChunk *c = &r->chunk[chunk];
     PageState was;
     uint8_t old;
+    bool left;
     int gain;
 
     if (!(c->flags & CHUNK_LIVE)) {
@@ -201,6 +202,9 @@ void page_set(KsmRegion *r, size_t page, PageState state)
     c->broken += (state == PAGE_BROKEN) - (was == PAGE_BROKEN);
     c->given += (state == PAGE_GIVEN) - (was == PAGE_GIVEN);
     c->again -= was == PAGE_BROKEN && (old & PAGE_AGAIN);
+    left = was == PAGE_EQUAL && (old & PAGE_LEFT);
+    c->left -= left;
+    r->n_left -= left;
     c->kernel += (state == PAGE_KERNEL) - (was == PAGE_KERNEL);
     r->state[page] = state;
     if (state_maps(was) && state != PAGE_BROKEN && page + 1 < r->n_pages) {
@@ -244,6 +248,15 @@ void page_again(KsmRegion *r, size_t page, bool again)
         r->state[page] = old ^ PAGE_AGAIN;
         page_chunk(r, page)->again += again ? 1 : -1;
     }
+}
+
+void page_leave(KsmRegion *r, size_t page)
+{
+    bool more = !(r->state[page] & PAGE_LEFT);
+
+    page_chunk(r, page)->left += more;
+    r->n_left += more;
+    r->state[page] |= PAGE_LEFT;
 }
 
 /*
@@ -502,12 +515,12 @@ void region_check(KsmRegion *r)
 {
     uint64_t count[PAGE_STATES] = { 0 };
     uint64_t sum[KSM_REASON_MAX] = { 0 };
-    uint64_t written = 0, lazy = 0;
+    uint64_t written = 0, lazy = 0, left = 0;
 
     groups_check(r);
     for (size_t i = 0; i < r->n_chunks; i++) {
         unsigned fresh = 0, marked = 0, gain = 0, mapped = 0, broken = 0;
-        unsigned given = 0, again = 0, kernel = 0, held = 0;
+        unsigned given = 0, again = 0, kernel = 0, held = 0, own_left = 0;
 
         for (size_t p = i * CHUNK_PAGES; p < (i + 1) * CHUNK_PAGES; p++) {
             PageState s = page_state(r, p);
@@ -520,6 +533,7 @@ void region_check(KsmRegion *r)
             broken += s == PAGE_BROKEN;
             given += s == PAGE_GIVEN;
             kernel += s == PAGE_KERNEL;
+            own_left += s == PAGE_EQUAL && (r->state[p] & PAGE_LEFT);
             again += s == PAGE_BROKEN && (r->state[p] & PAGE_AGAIN);
             g_assert(page_is_mapped(r, p) || !(r->state[p] & PAGE_JOINED));
             marked += !!(r->state[p] & PAGE_WRITTEN);
@@ -539,11 +553,14 @@ void region_check(KsmRegion *r)
         g_assert(r->chunk[i].given == given);
         g_assert(r->chunk[i].again == again);
         g_assert(r->chunk[i].kernel == kernel);
+        g_assert(r->chunk[i].left == own_left);
+        left += own_left;
     }
     for (unsigned s = 0; s < PAGE_STATES; s++) {
         g_assert(r->count[s] == count[s]);
     }
     g_assert(r->n_written == written);
+    g_assert(r->n_left == left);
     g_assert(r->lazy == lazy);
     g_assert(!memcmp(r->gain, sum, sizeof(sum)));
 }

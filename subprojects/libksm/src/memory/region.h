@@ -71,6 +71,7 @@ typedef enum PageState {
 #define PAGE_JOINED     0x10u   /* BROKEN, or behind one: see region_joined() */
 #define PAGE_BLIND      0x20u   /* FREED: it may have been written since */
 #define PAGE_AGAIN      0x20u   /* BROKEN: equal to something, or zeroes */
+#define PAGE_LEFT       0x20u   /* EQUAL: left to the kernel, here and elsewhere */
 #define PAGE_INDEXED    0x40u   /* stands in the index */
 #define PAGE_WRITTEN    0x80u   /* written since dirty was asked before */
 
@@ -113,6 +114,7 @@ typedef struct KsmChunk {
     uint16_t given;     /* pages GIVEN */
     uint16_t again;     /* pages with PAGE_AGAIN */
     uint16_t kernel;    /* pages KERNEL */
+    uint16_t left;      /* pages with PAGE_LEFT */
     uint16_t runs;      /* mappings of the pool in this chunk */
     uint16_t restored_at;       /* low bits of the number of looks by then */
     uint16_t soon;      /* merged pages written some looks after that, at most */
@@ -192,6 +194,7 @@ struct KsmRegion {
     size_t meta_bytes;      /* of all that, what has memory */
     uint64_t count[PAGE_STATES];
     uint64_t n_written;     /* pages NEW and PAGE_WRITTEN */
+    uint64_t n_left;        /* pages with PAGE_LEFT */
     uint64_t gain[KSM_REASON_MAX];  /* of all chunks, by their reason */
     uint64_t lazy;          /* of all chunks */
     size_t forget_from;     /* chunks from there on: forget their ages */
@@ -333,6 +336,9 @@ void chunk_set_reason(KsmRegion *r, KsmChunk *c, KsmReason reason);
 
 /* How many of its pages are FREED and populated. */
 void chunk_set_lazy(KsmRegion *r, KsmChunk *c, unsigned lazy);
+
+/* An EQUAL page is not to be merged by us. */
+void page_leave(KsmRegion *r, size_t page);
 
 /* Marks a BROKEN page as one that would be merged, were it restored. */
 void page_again(KsmRegion *r, size_t page, bool again);

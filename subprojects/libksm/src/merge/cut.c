@@ -10,6 +10,7 @@
 #define LEFT_MIN    64u     /* mappings for what cannot wait: discards */
 #define RUN_TAKES   2u      /* mappings, at most */
 #define KEPT_SHARE  32u     /* this part of all is kept ... */
+#define ROOM_SHARE  8u      /* ... and this, for what guesses are wrong by */
 #define KEPT_RUN    16u     /* ... for runs of so many pages and more */
 
 void cut_pass(KsmCut *c)
@@ -67,6 +68,13 @@ void cut_decide(KsmCut *c, size_t left, size_t limit, uint64_t todo)
         wanted += coming + refused;
     }
     c->shortest = 0;
+}
+
+size_t cut_room(size_t left, size_t limit)
+{
+    size_t kept = LEFT_MIN + limit / KEPT_SHARE + limit / ROOM_SHARE;
+
+    return left - MIN(left, kept);
 }
 
 bool cut_takes(KsmCut *c, unsigned pages)

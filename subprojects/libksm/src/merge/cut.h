@@ -60,6 +60,9 @@ static inline bool cut_has_left(size_t left, size_t limit)
     return left > limit / 16;
 }
 
+/* What single pages may have of it. */
+size_t cut_room(size_t left, size_t limit);
+
 /* Does this run of so many pages get its mappings? */
 bool cut_takes(KsmCut *c, unsigned pages);
 

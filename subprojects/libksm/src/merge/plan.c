@@ -29,8 +29,7 @@ bool plan_ripe(const KsmPlan *p, const KsmRegion *r, size_t chunk)
            (c->wait == 0 || c->gain > c->tried + c->tried / 4 + 8);
 }
 
-/* For runs: what is left to the kernel takes some, too. */
-static size_t mappings_left(const KsmPlan *p)
+size_t plan_mappings(const KsmPlan *p)
 {
     size_t left = vmas_left(p->vmas);
 
@@ -44,7 +43,7 @@ static bool refuse(KsmPlan *p, KsmChunk *c, KsmReason reason, bool paid)
                 !(c->flags & CHUNK_HUGE);
     /* others were to have the mappings first, and have not taken them all */
     bool soon = reason == KSM_REASON_VMA_LIMIT &&
-                cut_has_left(mappings_left(p), p->vmas->limit);
+                cut_has_left(plan_mappings(p), p->vmas->limit);
 
     if (!late) {
         c->late = 0;
@@ -365,11 +364,12 @@ static unsigned run_pages(const KsmPlan *p, unsigned i)
 
 /*
  * Pages that want mappings, here and elsewhere, as far as is known: not those
- * that are not worth it, which have what is left, late.
+ * that are not worth it, which have what is left, late, nor those left to the
+ * kernel.
  */
 static uint64_t pages_todo(const KsmPlan *p)
 {
-    uint64_t count[PAGE_STATES] = { 0 }, unworthy = 0, equal, known;
+    uint64_t count[PAGE_STATES] = { 0 }, unworthy = 0, left = 0, equal, known;
 
     for (unsigned i = 0; i < p->regions->len; i++) {
         const KsmRegion *r = g_ptr_array_index(p->regions, i);
@@ -379,10 +379,11 @@ static uint64_t pages_todo(const KsmPlan *p)
         count[PAGE_EQUAL] += r->count[PAGE_EQUAL];
         count[PAGE_MERGED] += r->count[PAGE_MERGED];
         unworthy += r->gain[KSM_REASON_NOT_WORTH];
+        left += r->n_left;
     }
     equal = count[PAGE_EQUAL] + count[PAGE_MERGED];
     known = equal + count[PAGE_UNIQUE];
-    return count[PAGE_EQUAL] - MIN(count[PAGE_EQUAL], unworthy) +
+    return count[PAGE_EQUAL] - MIN(count[PAGE_EQUAL], MAX(unworthy, left)) +
            count[PAGE_NEW] * equal / MAX(known, 1);
 }
 
@@ -399,7 +400,7 @@ static void plan_cut(KsmPlan *p)
             cut_see(p->cut, n, joined ? 1 : 2);
         }
     }
-    cut_decide(p->cut, mappings_left(p), p->vmas->limit, pages_todo(p));
+    cut_decide(p->cut, plan_mappings(p), p->vmas->limit, pages_todo(p));
     for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
         n = run_pages(p, i);
         if (n && !cut_takes(p->cut, n)) {

@@ -14,6 +14,7 @@
 #define FULL_AGAIN      8u
 /* All is asked about again because news were lost: not more often. */
 #define MISSED_NS       UINT64_C(30000000000)
+#define ROOM_CHANGE     64u     /* one in so many, and so many more */
 #define BLOCK_NEW       16u     /* slots of a new block */
 #define GROW_SEQ        UINT64_MAX      /* other questions count from 0 */
 /*
@@ -63,6 +64,8 @@ static bool slot_gone(void *opaque, KsmForeign *f, uint32_t slot,
     return true;
 }
 
+static const StoreRoom room_unsaid = { UINT64_MAX, UINT64_MAX };
+
 void member_init(KsmMember *m, KsmStore *store, const char *name,
                  unsigned max_sharing)
 {
@@ -74,6 +77,7 @@ void member_init(KsmMember *m, KsmStore *store, const char *name,
     m->pools = g_ptr_array_new();
     m->questions = g_queue_new();
     m->ring.fd = -1;
+    m->room = room_unsaid;
     m->wanted = g_array_new(FALSE, FALSE, sizeof(MemberWanted));
     m->drops = g_array_new(FALSE, FALSE, sizeof(WirePair));
     m->blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
@@ -166,7 +170,7 @@ static void greet(KsmMember *m)
         .head.type = WIRE_HELLO,
         .magic = WIRE_MAGIC,
         .version = WIRE_VERSION,
-        .features = WIRE_FEATURE_TAIL,
+        .features = WIRE_FEATURE_TAIL | WIRE_FEATURE_ROOM,
         .cookie = { m->cookie[0], m->cookie[1] },
         .pages = m->pages,
     };
@@ -346,6 +350,30 @@ static void tail_send(KsmMember *m)
     }
 }
 
+/* Has it changed by so much that it is worth a message? */
+static bool differs(uint64_t told, uint64_t now)
+{
+    uint64_t least = told / ROOM_CHANGE + ROOM_CHANGE;
+
+    return MAX(told, now) - MIN(told, now) > least;
+}
+
+static void room_send(KsmMember *m)
+{
+    WireRoom room = {
+        .head = { .type = WIRE_ROOM },
+        .mappings = m->room.mappings,
+        .waiting = m->room.waiting,
+    };
+
+    if (m->tells_room &&
+        (differs(m->room_told.mappings, m->room.mappings) ||
+         differs(m->room_told.waiting, m->room.waiting)) &&
+        member_send(m, &room, sizeof(room))) {
+        m->room_told = m->room;
+    }
+}
+
 void member_run(KsmMember *m)
 {
     if (m->breaks != m->link.breaks) {
@@ -368,6 +396,7 @@ void member_run(KsmMember *m)
     drops_send(m);
     group_ask(m);
     tail_send(m);
+    room_send(m);
     if (m->missed && (!m->missed_ns ||
                       prim.now_ns() - m->missed_ns >= MISSED_NS)) {
         m->missed = false;
@@ -604,6 +633,8 @@ static bool welcomed(KsmMember *m, const WireWelcome *w, size_t len,
     m->in_flight = MIN(w->in_flight, IN_FLIGHT_MAX);
     m->tells_tail = w->features & WIRE_FEATURE_TAIL;
     m->tail_told = (StoreTail) { 0 };
+    m->tells_room = w->features & WIRE_FEATURE_ROOM;
+    m->room_told = room_unsaid;
     m->held = 0;
     if (w->resumed) {
         m->held_left = held_messages(m->now);
@@ -662,6 +693,8 @@ static void answer_one(KsmMember *m, const Question *q, unsigned i,
         told(m, slot, a);
     } else if (slot == WIRE_WANTED) {
         g_array_append_val(m->wanted, wanted);
+    } else if (slot == WIRE_LEFT) {
+        a->what = ANSWER_LEFT;
     } else if (slot != WIRE_NONE) {
         refused(m, q, slot);
         a->what = ANSWER_FULL;
@@ -682,7 +715,7 @@ static bool slot_can_be(const KsmMember *m, WireType answer, uint32_t slot)
 {
     return is_slot(m, slot) ||
            (answer == WIRE_ANSWER
-            ? slot >= WIRE_WANTED
+            ? slot >= WIRE_WANTED || slot == WIRE_LEFT
             : slot <= WIRE_FULL && slot >= WIRE_NO_MEMORY);
 }
 
@@ -735,7 +768,8 @@ static int news_read(KsmMember *m, StoreAnswer *answers, unsigned max)
         return -1;
     }
     for (unsigned i = 0; !m->in_at && i < news->head.count; i++) {
-        if (!is_slot(m, news->found[i].slot)) {
+        if (!is_slot(m, news->found[i].slot) &&
+            news->found[i].slot != WIRE_LEFT) {
             return -1;
         }
     }
@@ -743,11 +777,14 @@ static int news_read(KsmMember *m, StoreAnswer *answers, unsigned max)
         const WireFound *f = &news->found[m->in_at];
 
         answers[n] = (StoreAnswer) {
+            .what = ANSWER_LEFT,
             .id = UINT32_MAX,
             /* as content_tag(): the domain is in it already */
             .tag = (uint32_t)(f->hash ^ (f->hash >> 32)),
         };
-        told(m, f->slot, &answers[n]);
+        if (f->slot != WIRE_LEFT) {
+            told(m, f->slot, &answers[n]);
+        }
         n += answers[n].what != ANSWER_NONE;
     }
     m->missed |= !news->head.count;
@@ -934,6 +971,11 @@ unsigned member_answers(KsmMember *m, StoreAnswer *answers, unsigned max)
 void member_tail(KsmMember *m, const StoreTail *tail)
 {
     m->tail = *tail;
+}
+
+void member_room(KsmMember *m, const StoreRoom *room)
+{
+    m->room = *room;
 }
 
 void member_ask_group(KsmMember *m)

@@ -74,6 +74,8 @@ typedef struct KsmMember {
     /* what is left to the kernel: as it is, and as was told */
     StoreTail tail, tail_told;
     bool tells_tail;        /* the daemon wants to know */
+    StoreRoom room, room_told;  /* how much can be mapped, in the same way */
+    bool tells_room;
     /* refusals */
     bool refused;           /* the daemon ended the connection, last time */
     KsmReason why;
@@ -114,6 +116,9 @@ KsmForeign *member_pool(const KsmMember *m, uint32_t *slot);
 
 /* What is left to the kernel; told when it can be. */
 void member_tail(KsmMember *m, const StoreTail *tail);
+
+/* How much more can be mapped; the same. */
+void member_room(KsmMember *m, const StoreRoom *room);
 
 /* Generations that nobody uses go; and memory for what is not needed now. */
 void member_rest(KsmMember *m);

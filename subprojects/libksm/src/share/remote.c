@@ -243,6 +243,11 @@ static void remote_tail(KsmStore *s, const StoreTail *tail)
     member_tail(member(s), tail);
 }
 
+static void remote_room(KsmStore *s, const StoreRoom *room)
+{
+    member_room(member(s), room);
+}
+
 static StoreStats remote_stats(KsmStore *s)
 {
     const KsmMember *m = member(s);
@@ -324,6 +329,7 @@ static const KsmStoreOps remote_ops = {
     .pass = remote_pass,
     .tidy = remote_tidy,
     .tail = remote_tail,
+    .room = remote_room,
     .stats = remote_stats,
     .group = remote_group,
 };

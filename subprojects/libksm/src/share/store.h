@@ -78,6 +78,7 @@ typedef struct StoreAnswer {
         ANSWER_REFUSED,     /* what was offered came to nothing */
         ANSWER_FULL,        /* ... as OFFER_FULL */
         ANSWER_WANTED,      /* somebody else has it: offer it */
+        ANSWER_LEFT,        /* ... and there are no mappings for it: leave it */
         ANSWER_SLOT,        /* there it is; the answer is a user of the slot */
     } what;
     uint32_t id, tag;       /* as in the question */
@@ -94,6 +95,12 @@ typedef enum StoreFork {
 typedef struct StoreTail {
     uint64_t bytes, given, merged;
 } StoreTail;
+
+/* How much more can be mapped here. */
+typedef struct StoreRoom {
+    uint64_t mappings;      /* that may be made for it */
+    uint64_t waiting;       /* pages that are to be mapped, as far as is known */
+} StoreRoom;
 
 typedef struct StoreStats {
     uint64_t shared;        /* slots with users */
@@ -201,6 +208,8 @@ typedef struct KsmStoreOps {
     StoreStats (*stats)(KsmStore *s);
     /* What is left to the kernel is told; NULL where nobody wants to know. */
     void (*tail)(KsmStore *s, const StoreTail *tail);
+    /* ... how much room there is, where what there is none for can be left. */
+    void (*room)(KsmStore *s, const StoreRoom *room);
     /* NULL where there is no group. */
     bool (*group)(KsmStore *s, KsmGroupStats *stats);
 } KsmStoreOps;
@@ -368,6 +377,13 @@ static inline void store_tail(KsmStore *s, const StoreTail *tail)
 {
     if (s->ops->tail) {
         s->ops->tail(s, tail);
+    }
+}
+
+static inline void store_room(KsmStore *s, const StoreRoom *room)
+{
+    if (s->ops->room) {
+        s->ops->room(s, room);
     }
 }
 

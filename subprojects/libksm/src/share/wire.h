@@ -40,9 +40,11 @@ typedef enum WireType {
     WIRE_STATUS,
     WIRE_STATE,
     WIRE_TAIL,
+    WIRE_ROOM,
 } WireType;
 
 #define WIRE_FEATURE_TAIL   UINT64_C(1)
+#define WIRE_FEATURE_ROOM   UINT64_C(2)
 
 /* Instead of a slot. */
 #define WIRE_NONE           UINT32_C(0xffffffff)
@@ -50,6 +52,7 @@ typedef enum WireType {
 #define WIRE_FULL           UINT32_C(0xfffffffd)    /* the pool is */
 #define WIRE_SHARE          UINT32_C(0xfffffffc)    /* the member's is */
 #define WIRE_NO_MEMORY      UINT32_C(0xfffffffb)
+#define WIRE_LEFT           UINT32_C(0xfffffffa)    /* to the kernel */
 #define WIRE_SLOTS_MAX      (UINT32_C(1) << 30)     /* all slots are below */
 
 typedef enum WireRefusal {
@@ -143,6 +146,12 @@ typedef struct WireTail {
     WireLeft left;
 } WireTail;
 
+typedef struct WireRoom {
+    WireHead head;
+    uint64_t mappings;      /* that may be made */
+    uint64_t waiting;       /* pages that are to be mapped, as is known */
+} WireRoom;
+
 typedef struct WireFound {
     uint64_t hash;
     uint32_t slot, zero;
@@ -185,6 +194,7 @@ G_STATIC_ASSERT(sizeof(WireWelcome) == 88);
 G_STATIC_ASSERT(sizeof(WireRefused) == 144);
 G_STATIC_ASSERT(sizeof(WireOffer) == 32);
 G_STATIC_ASSERT(sizeof(WireTail) == 40);
+G_STATIC_ASSERT(sizeof(WireRoom) == 32);
 G_STATIC_ASSERT(sizeof(WireMember) == 136);
 G_STATIC_ASSERT(sizeof(WireState) == 176);
 
