@@ -64,6 +64,7 @@ typedef struct Actor {
     Peer *peer;             /* NULL: not connected */
     WireWelcome welcome;    /* of the last connection */
     bool known;             /* it has a cookie */
+    bool says_room;
     GHashTable *holds;      /* slot -> how many */
     GHashTable *told;       /* block -> length: nothing named it yet */
     uint64_t drops;         /* so many DROPs were sent */
@@ -88,7 +89,7 @@ typedef struct Fuzz {
     uint16_t *slot_key;
     uint64_t key;
     uint64_t steps, messages, broken, kills, cuts, reloads;
-    uint64_t full, watched, known, states;
+    uint64_t full, watched, known, states, left;
 } Fuzz;
 
 static unsigned pick(Fuzz *f, unsigned n)
@@ -265,6 +266,7 @@ static void on_slots(Fuzz *f, Actor *a, const WireSlots *m)
 
         if (slot >= f->slots) {
             f->full += slot == WIRE_FULL || slot == WIRE_SHARE;
+            f->left += slot == WIRE_LEFT;
             continue;
         }
         if (a->drops == q->drops) {
@@ -287,6 +289,10 @@ static void on_news(Fuzz *f, Actor *a, const WireNews *m)
         gpointer key = g_hash_table_lookup(f->key_of, &m->found[i].hash);
 
         g_assert(key);
+        if (m->found[i].slot == WIRE_LEFT) {
+            f->left++;
+            continue;
+        }
         hold(f, a, m->found[i].slot, GPOINTER_TO_UINT(key) - 1);
     }
 }
@@ -541,9 +547,22 @@ static void *make_status(Fuzz *f, Actor *a, size_t *len)
     return m;
 }
 
+/* From now on it may be told to leave something; also by another daemon. */
+static void *make_room(Fuzz *f, Actor *a, size_t *len)
+{
+    WireRoom *m = g_new0(WireRoom, 1);
+
+    m->head = (WireHead) { WIRE_ROOM, 0, 0 };
+    m->mappings = pick(f, 2) ? pick(f, 1000) : UINT64_MAX;
+    m->waiting = pick(f, 1000);
+    a->says_room = a->peer->says_room = true;
+    *len = sizeof(*m);
+    return m;
+}
+
 static void *make_message(Fuzz *f, Actor *a, size_t *len)
 {
-    switch (pick(f, 16)) {
+    switch (pick(f, 17)) {
     case 0 ... 4:
         return make_ask(f, a, len);
     case 5 ... 9:
@@ -552,6 +571,8 @@ static void *make_message(Fuzz *f, Actor *a, size_t *len)
         return make_drop(f, a, len);
     case 14:
         return make_grow(f, a, len);
+    case 15:
+        return make_room(f, a, len);
     default:
         return make_status(f, a, len);
     }
@@ -673,6 +694,7 @@ static void arrive(Fuzz *f, Actor *a)
         a->proc = proc_new(-1);
     }
     p->proc = a->proc;
+    p->says_room = a->honesty == HOSTILE || a->says_room;
     if (!peer_hello(p, cookie)) {
         g_assert(a->honesty == HOSTILE);
         peer_free(p);
@@ -875,13 +897,14 @@ int main(int argc, char **argv)
     }
     end(&f);
     printf("# %" PRIu64 " steps, %" PRIu64 " answers, %" PRIu64
-           " slots named, %" PRIu64 " refused, %" PRIu64 " broken, %" PRIu64
+           " slots named, %" PRIu64 " left, %" PRIu64 " refused, %" PRIu64
+           " broken, %" PRIu64
            " kills, %" PRIu64 " cuts, %" PRIu64 " reloads, %" PRIu64
            " pages and %" PRIu64 " states compared\n", f.steps, f.messages,
-           f.known, f.full, f.broken, f.kills, f.cuts, f.reloads, f.watched,
+           f.known, f.left, f.full, f.broken, f.kills, f.cuts, f.reloads, f.watched,
            f.states);
     /* or it tested nothing */
-    g_assert(f.known > 0);
+    g_assert(f.known > 0 && f.left > 0);
     printf("ok 1 fuzz-poold\n1..1\n");
     return 0;
 }

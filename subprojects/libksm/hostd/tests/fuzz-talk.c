@@ -144,7 +144,8 @@ static void check_news(const Peer *p, const WireNews *news)
 {
     for (unsigned i = 0; i < news->head.count; i++) {
         for (unsigned c = 0; c < CONTENTS; c++) {
-            if (news->found[i].hash == w.hash[c]) {
+            if (news->found[i].hash == w.hash[c] &&
+                news->found[i].slot != WIRE_LEFT) {
                 check_slot(p, news->found[i].slot, c);
             }
         }
@@ -398,6 +399,20 @@ static void say_raw(Peer *p)
     say(p, &raw, n);
 }
 
+static void say_status(Peer *p)
+{
+    WireHead status = { WIRE_STATUS, 0, 0 };
+
+    say(p, &status, sizeof(status));
+}
+
+static void say_room(Peer *p)
+{
+    WireRoom room = { { WIRE_ROOM, 0, 0 }, number(), byte() };
+
+    say(p, &room, sizeof(room));
+}
+
 /* Its process exits. */
 static void member_exits(Member *m)
 {
@@ -412,7 +427,6 @@ static void deed(void)
 {
     uint8_t what = byte();
     Peer *p = &w.peer[what >> 4 & (CLIENTS - 1)];
-    WireHead status = { WIRE_STATUS, 0, 0 };
 
     switch (what & 15) {
     case 0:
@@ -445,7 +459,7 @@ static void deed(void)
         say_held(p);
         break;
     case 11:
-        say(p, &status, sizeof(status));
+        (byte() & 1 ? say_status : say_room)(p);
         break;
     case 12:
         say_raw(p);

@@ -956,13 +956,7 @@ static void test_tail(void)
 
 static void room_send(Peer *p, uint64_t mappings, uint64_t waiting)
 {
-    WireRoom room = {
-        .head = { .type = WIRE_ROOM },
-        .mappings = mappings,
-        .waiting = waiting,
-    };
-
-    g_assert(peer_send(p, &room, sizeof(room)) == 0);
+    peer_room(p, mappings, waiting);
     peer_sync(p);
 }
 

@@ -423,7 +423,8 @@ static void check_slots(const Peer *p, const WireSlots *m, bool taken)
             g_assert(s == WIRE_FULL || s == WIRE_SHARE ||
                      s == WIRE_NO_MEMORY);
         } else {
-            g_assert(s == WIRE_NONE || s == WIRE_WANTED);
+            g_assert(s == WIRE_NONE || s == WIRE_WANTED ||
+                     (s == WIRE_LEFT && p->says_room));
         }
     }
 }
@@ -459,7 +460,8 @@ static void check_message(const Peer *p, const WireHead *h)
         break;
     case WIRE_NEWS:
         for (uint32_t i = 0; i < h->count; i++) {
-            g_assert(news->found[i].slot < p->welcome.slots);
+            g_assert(news->found[i].slot < p->welcome.slots ||
+                     (news->found[i].slot == WIRE_LEFT && p->says_room));
             g_assert(news->found[i].zero == 0);
         }
         break;
@@ -671,6 +673,18 @@ void peer_drop(Peer *p, uint32_t slot, uint32_t holds)
     WirePair pair = { .slot = slot, .holds = holds };
 
     send_pairs(p, WIRE_DROP, &pair, 1, 0);
+}
+
+void peer_room(Peer *p, uint64_t mappings, uint64_t waiting)
+{
+    WireRoom room = {
+        .head = { .type = WIRE_ROOM },
+        .mappings = mappings,
+        .waiting = waiting,
+    };
+
+    must_send(p, &room, sizeof(room));
+    p->says_room = true;
 }
 
 void peer_ask(Peer *p, const uint64_t *hash, unsigned n, uint32_t *slot)

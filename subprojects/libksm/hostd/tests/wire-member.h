@@ -71,6 +71,7 @@ typedef struct Peer {
     int pool_fd, ring_fd;
     char *ring;
     uint64_t seq;           /* of the last question */
+    bool says_room;         /* so it may be told to leave something */
     GQueue early;           /* messages that came while others were awaited */
 } Peer;
 
@@ -113,6 +114,8 @@ uint32_t peer_offer_one(Peer *p, uint64_t content);
 uint32_t peer_repeat(Peer *p, uint64_t content, unsigned want,
                      unsigned *length);
 unsigned peer_grow(Peer *p, uint32_t first, unsigned want);
+/* How much it can map, it says. */
+void peer_room(Peer *p, uint64_t mappings, uint64_t waiting);
 void peer_drop(Peer *p, uint32_t slot, uint32_t holds);
 WireState *peer_state(Peer *p);
 
