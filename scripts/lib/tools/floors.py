@@ -38,6 +38,7 @@ TEST_FLOORS = {
     "rooms": "merge",
     "urgent": "merge",
     "budget": "engine",
+    "left": "engine",
     "fault": "engine",
     "fuzz": "engine",
     "fuzz-faults": "engine",

@@ -24,7 +24,9 @@
  */
 #define FILLED_MAX  7u
 #define WANTED_AT   22u
-#define WANTED_ENDS 31u     /* marks are counted from 1 to this */
+#define WANTED_ENDS 30u     /* marks are counted from 1 to this */
+#define LEFT_MARK   31u     /* nobody is to offer it, and all know */
+#define MARK_MASK   31u
 #define WANTED_UNIT_NS  UINT64_C(4000000000)
 #define WANTED_UNITS    3u  /* so long it is thought to be on its way */
 #define MEMBER_BITS 11u
@@ -147,7 +149,7 @@ static void entry_clear(uint64_t *entry, unsigned which)
     uint64_t bits = MEMBER_ENDS;
 
     if (which) {
-        bits |= (uint64_t)WANTED_ENDS << (WANTED_AT - MEMBER_BITS);
+        bits |= (uint64_t)MARK_MASK << (WANTED_AT - MEMBER_BITS);
     }
     *entry &= ~(bits << which * MEMBER_BITS);
 }
@@ -235,11 +237,14 @@ static uint64_t mark_of(uint64_t ns)
 /* Was its second member to offer the content a moment ago?  Old marks go. */
 static bool is_coming(uint64_t *entry, uint64_t now)
 {
-    unsigned mark = *entry >> WANTED_AT & WANTED_ENDS;
+    unsigned mark = *entry >> WANTED_AT & MARK_MASK;
 
+    if (mark == LEFT_MARK) {
+        return false;
+    }
     if (mark && (mark_of(now) + WANTED_ENDS - mark) % WANTED_ENDS >=
                 WANTED_UNITS) {
-        *entry &= ~((uint64_t)WANTED_ENDS << WANTED_AT);
+        *entry &= ~((uint64_t)MARK_MASK << WANTED_AT);
         mark = 0;
     }
     return mark;
@@ -251,7 +256,9 @@ typedef struct Askers {
     uint64_t *here;         /* where that one stands, or NULL: ... */
     unsigned which;
     uint64_t *room;         /* ... where it can */
+    uint64_t *marked;       /* an entry with a mark, or that can have one */
     bool told, coming;      /* it is to offer the content; another one is */
+    bool left;              /* nobody is */
 } Askers;
 
 static Askers askers_of(Asked *a, AskedBucket *b, uint64_t hash,
@@ -275,17 +282,20 @@ static Askers askers_of(Asked *a, AskedBucket *b, uint64_t hash,
                 found.others++;
             }
         }
+        found.marked = entry_has(*entry, 1) ? entry : found.marked;
+        found.left |= (*entry >> WANTED_AT & MARK_MASK) == LEFT_MARK;
         found.told |= marked && mine;
         found.coming |= marked && !mine;
     }
     return found;
 }
 
-/* Notes the member; if it is @told to offer the content, with the mark. */
+/* Notes the member; with the mark, if it is to have one.  True: it has. */
 static bool note(Asked *a, AskedBucket *b, const Askers *found, uint64_t hash,
-                 unsigned member, uint64_t now, bool told)
+                 unsigned member, uint64_t mark)
 {
     uint64_t *entry = found->here ? found->here : found->room;
+    bool told = mark;
     unsigned other;
 
     if (!entry) {
@@ -302,9 +312,7 @@ static bool note(Asked *a, AskedBucket *b, const Askers *found, uint64_t hash,
         entry_set(entry, !told, other);
     }
     entry_set(entry, told, member);
-    if (told) {
-        *entry |= mark_of(now) << WANTED_AT;
-    }
+    *entry |= mark << WANTED_AT;
     return told;
 }
 
@@ -333,7 +341,7 @@ bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now)
     }
     found = askers_of(a, b, hash, bits, member, now);
     if (found.others && (found.told || !found.coming)) {
-        return note(a, b, &found, hash, member, now, true);
+        return note(a, b, &found, hash, member, mark_of(now));
     }
     if (found.here) {
         return false;
@@ -341,7 +349,7 @@ bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now)
     if (found.others >= ASKED_SAME) {
         return true;        /* and it hears from nobody */
     }
-    return note(a, b, &found, hash, member, now, false);
+    return note(a, b, &found, hash, member, 0);
 }
 
 unsigned asked_others(Asked *a, uint64_t hash, unsigned member,
@@ -365,14 +373,25 @@ unsigned asked_others(Asked *a, uint64_t hash, unsigned member,
     return n;
 }
 
-void asked_add(Asked *a, uint64_t hash, unsigned member, uint64_t now)
+bool asked_left(Asked *a, uint64_t hash, unsigned member, uint64_t now)
 {
     AskedBucket *b = bucket_of(a, hash);
     Askers found = askers_of(a, b, hash, bucket_match(b, hash), member, now);
+    bool room = found.here || found.others < ASKED_SAME;
 
-    if (!found.here && found.others < ASKED_SAME) {
-        note(a, b, &found, hash, member, now, false);
+    if (found.left) {
+        if (!found.here && room) {
+            note(a, b, &found, hash, member, 0);
+        }
+        return false;
     }
+    if (room) {
+        return note(a, b, &found, hash, member, LEFT_MARK);
+    }
+    if (found.marked) {
+        *found.marked |= (uint64_t)LEFT_MARK << WANTED_AT;
+    }
+    return found.marked;
 }
 
 void asked_prefetch(const Asked *a, uint64_t hash)

@@ -8,14 +8,15 @@
  * on its way.  If it does not come (the page was written, its process ended)
  * the next who asks is to offer it.
  *
- * An entry is 8 bytes: 37 bits of the hash, two askers, and when the second was
- * told to offer the content; sixteen are a bucket, of two cache lines, the
- * newest first, and the oldest falls out.  A bucket has its share of the range
- * of hashes; there are 2^9 at least, so that its number tells the upper bits
- * that the entry does not have.  So 46 bits are known, and who asks about
- * another hash with the same 46 is told of a page in vain.  The table grows and
- * shrinks with what stands in it, without asking anybody, and where it is: with
- * more buckets each hash stands further up, so those above move first.
+ * An entry is 8 bytes: 37 bits of the hash, two askers, and when the second
+ * was told to offer the content, or that nobody is to; sixteen are a bucket,
+ * of two cache lines, the newest first, and the oldest falls out.  A bucket
+ * has its share of the range of hashes; there are 2^9 at least, so that its
+ * number tells the upper bits that the entry does not have.  So 46 bits are
+ * known, and who asks about another hash with the same 46 is told of a page in
+ * vain.  The table grows and shrinks with what stands in it, without asking
+ * anybody, and where it is: with more buckets each hash stands further up, so
+ * those above move first.
  *
  * Moving, and forgetting a member that left, goes by pieces (asked_step()).
  * Until it is forgotten its number must not be given to another member.
@@ -81,8 +82,11 @@ bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now);
 /* Others that have asked about it; @member has, too, if @here. */
 unsigned asked_others(Asked *a, uint64_t hash, unsigned member,
                       uint16_t other[ASKED_SAME], bool *here);
-/* A member that is not here asks, and is not to offer it. */
-void asked_add(Asked *a, uint64_t hash, unsigned member, uint64_t now);
+/*
+ * A member asks about what nobody is to offer.  True: the others do not know it
+ * yet, or not since a member was told to offer it after all.
+ */
+bool asked_left(Asked *a, uint64_t hash, unsigned member, uint64_t now);
 void asked_prefetch(const Asked *a, uint64_t hash);
 /* One who asked and was noted; the entry goes.  ASKED_NOBODY: that was all. */
 uint32_t asked_take(Asked *a, uint64_t hash);

@@ -62,6 +62,13 @@ static void slot_goes(void *opaque, uint32_t slot)
     }
 }
 
+static Room *room_of(void *opaque, unsigned member)
+{
+    const Group *g = opaque;
+
+    return g->member[member] ? &g->member[member]->room : NULL;
+}
+
 int group_init(Group *g, const GroupConfig *config, int fd, int map_fd)
 {
     int ret;
@@ -81,6 +88,8 @@ int group_init(Group *g, const GroupConfig *config, int fd, int map_fd)
     if (ret < 0) {
         return ret;
     }
+    g->rooms.find = room_of;
+    g->rooms.opaque = g;
     g->pool.goes = slot_goes;
     g->pool.opaque = g;
     g->config.slots = g->pool.capacity;
@@ -297,7 +306,12 @@ static bool hold_told(Group *g, GroupMember *m, uint32_t slot, GArray *blocks)
 
 int group_room(Group *g, GroupMember *m, uint64_t mappings, uint64_t waiting)
 {
-    return room_tell(&g->rooms, &m->room, mappings, waiting);
+    return room_tell(&g->rooms, &m->room, mappings, waiting, prim.now_ns());
+}
+
+void group_unheard(Group *g, GroupMember *m)
+{
+    room_leave(&g->rooms, &m->room);
 }
 
 /* Those that may map what a member asks about. */
@@ -315,35 +329,31 @@ static void mappers_find(Group *g, const GroupMember *m, uint64_t hash,
     to->number[to->others] = m->number;
 }
 
-static Room *room_of(Group *g, unsigned member)
-{
-    return g->member[member] ? &g->member[member]->room : NULL;
-}
-
-/* Has one of them no room?  Only who has said how much hears of that. */
+/*
+ * Has half of them no room?  What few have none for saves more in the pool, also
+ * where no ksmd is at work; and no single member is to keep all from sharing.
+ * Only who has said how much hears of that.
+ */
 static bool is_left(Group *g, const GroupMember *m, const Mappers *mappers,
                     uint64_t now)
 {
-    double each = rooms_each(&g->rooms);
+    unsigned used = 0;
 
     for (unsigned i = 0; m->room.told && i <= mappers->others; i++) {
         const Room *room = room_of(g, mappers->number[i]);
 
-        if (room && room_is_used(room, each, now)) {
-            return true;
-        }
+        used += room && room_is_used(room, now);
     }
-    return false;
+    return mappers->others && 2 * used > mappers->others;
 }
 
 /* It is equal to something, and nobody is to offer it. */
 static void leave(Group *g, const GroupMember *m, uint64_t hash,
                   const Mappers *mappers, uint64_t now)
 {
-    if (mappers->here) {
-        return;     /* all of them know */
+    if (!asked_left(&g->asked, hash, m->number, now)) {
+        return;
     }
-    asked_add(&g->asked, hash, m->number, now);
     for (unsigned i = 0; i < mappers->others; i++) {
         const Room *room = room_of(g, mappers->number[i]);
 
@@ -353,28 +363,34 @@ static void leave(Group *g, const GroupMember *m, uint64_t hash,
     }
 }
 
-/* About what the pool has not, where members have said how much room they have. */
+/* Whoever asks second, and later; and the first one, with the second. */
+static void mappers_charge(Group *g, const Mappers *mappers, uint64_t now)
+{
+    unsigned first = mappers->others == 1 ? 0 : mappers->others;
+
+    for (unsigned i = first; i <= mappers->others && !mappers->here; i++) {
+        Room *room = room_of(g, mappers->number[i]);
+
+        if (room && mappers->others) {
+            room_charge(room, now);
+        }
+    }
+}
+
+/* About what the pool has not, where members have said how much room there is. */
 static uint32_t ask_with_room(Group *g, GroupMember *m, uint64_t hash,
                               uint64_t now)
 {
     Mappers mappers;
 
     mappers_find(g, m, hash, &mappers);
-    if (mappers.others && is_left(g, m, &mappers, now)) {
+    if (is_left(g, m, &mappers, now)) {
         leave(g, m, hash, &mappers, now);
         return WIRE_LEFT;
     }
-    if (!asked_note(&g->asked, hash, m->number, now)) {
-        return WIRE_NONE;
-    }
-    for (unsigned i = 0; i <= mappers.others; i++) {
-        Room *room = room_of(g, mappers.number[i]);
-
-        if (room) {
-            room_charge(room, rooms_each(&g->rooms), now);
-        }
-    }
-    return WIRE_WANTED;
+    mappers_charge(g, &mappers, now);
+    return asked_note(&g->asked, hash, m->number, now) ? WIRE_WANTED
+                                                       : WIRE_NONE;
 }
 
 static uint32_t ask_one(Group *g, GroupMember *m, uint64_t hash,
@@ -392,7 +408,7 @@ static uint32_t ask_one(Group *g, GroupMember *m, uint64_t hash,
     if (!hold_told(g, m, slot, blocks)) {
         return WIRE_WANTED;     /* who offers it gets a copy in another slot */
     }
-    room_charge(&m->room, rooms_each(&g->rooms), now);
+    room_charge(&m->room, now);
     return slot;
 }
 

@@ -124,6 +124,8 @@ void group_ask(Group *g, GroupMember *m, const uint64_t *hash, unsigned n,
  * -ENOMEM: that is not heeded.
  */
 int group_room(Group *g, GroupMember *m, uint64_t mappings, uint64_t waiting);
+/* It has lost its connection: until it is back it has said nothing. */
+void group_unheard(Group *g, GroupMember *m);
 
 typedef struct GroupOffer {
     int ring;               /* file with the pages */

@@ -17,7 +17,8 @@
 #define MET_MAX     1024.0  /* older ones count less than these */
 #define MET_GUESS   8.0     /* before any were: so many, ... */
 #define APART_GUESS 0.5     /* ... of which these are apart */
-#define TURN_NS     UINT64_C(1000000000)
+#define TURN_NS     UINT64_C(1000000000)    /* it is known there by then */
+#define OLD_NS      UINT64_C(120000000000)  /* ... or came to nothing */
 #define RUN_TAKES   2.0     /* mappings, at most: one that it splits, too */
 
 static size_t samples_bytes(void)
@@ -25,8 +26,20 @@ static size_t samples_bytes(void)
     return ROUND_UP_TO(SAMPLES * sizeof(RoomSample), PAGE_BYTES);
 }
 
-int room_tell(Rooms *rooms, Room *r, uint64_t mappings, uint64_t waiting)
+static void turn(Room *r, uint64_t before, uint64_t now)
 {
+    r->charged[1] = before;
+    r->charged[0] = 0;
+    r->turned = now;
+}
+
+int room_tell(Rooms *rooms, Room *r, uint64_t mappings, uint64_t waiting,
+              uint64_t now)
+{
+    if (mappings == ROOM_NO_TAIL) {
+        room_leave(rooms, r);
+        return 0;
+    }
     if (!rooms->sample) {
         rooms->sample = prim.map(NULL, samples_bytes(), PROT_READ | PROT_WRITE,
                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
@@ -39,6 +52,9 @@ int room_tell(Rooms *rooms, Room *r, uint64_t mappings, uint64_t waiting)
     r->told = true;
     r->mappings = mappings;
     r->waiting = waiting;
+    if (now - r->turned >= TURN_NS) {
+        turn(r, r->charged[0], now);
+    }
     return 0;
 }
 
@@ -56,17 +72,16 @@ void rooms_free(Rooms *rooms)
     }
 }
 
-static void sample_meet(Rooms *rooms, RoomSample *s, const RoomSample *new)
+static void room_meet(Room *r, bool apart)
 {
-    if (s->hash == new->hash && s->member != new->member) {
-        if (rooms->met >= MET_MAX) {
-            rooms->met /= 2;
-            rooms->apart /= 2;
-        }
-        rooms->met++;
-        rooms->apart += s->next != new->next;
+    if (r && r->met >= MET_MAX) {
+        r->met /= 2;
+        r->apart /= 2;
     }
-    *s = *new;
+    if (r) {
+        r->met++;
+        r->apart += apart;
+    }
 }
 
 void rooms_note(Rooms *rooms, unsigned member, const uint64_t *hash,
@@ -76,44 +91,43 @@ void rooms_note(Rooms *rooms, unsigned member, const uint64_t *hash,
         return;
     }
     for (unsigned i = 0; i + 1 < n; i++) {
-        if (hash[i] % SAMPLE_ONE == 0) {
-            RoomSample new = { hash[i], hash[i + 1], member };
+        RoomSample *s = &rooms->sample[hash[i] / SAMPLE_ONE % SAMPLES];
 
-            sample_meet(rooms,
-                        &rooms->sample[hash[i] / SAMPLE_ONE % SAMPLES], &new);
+        if (hash[i] % SAMPLE_ONE) {
+            continue;
         }
+        if (s->hash == hash[i] && s->member != member) {
+            bool apart = s->next != hash[i + 1];
+
+            room_meet(rooms->find(rooms->opaque, member), apart);
+            room_meet(rooms->find(rooms->opaque, s->member), apart);
+        }
+        *s = (RoomSample) { hash[i], hash[i + 1], member };
     }
 }
 
-double rooms_each(const Rooms *rooms)
+double room_each(const Room *r)
 {
-    return RUN_TAKES * (rooms->apart + APART_GUESS) /
-           (rooms->met + MET_GUESS);
+    return RUN_TAKES * (r->apart + APART_GUESS) / (r->met + MET_GUESS);
 }
 
-static double charged(const Room *r, unsigned i, uint64_t turn)
+void room_charge(Room *r, uint64_t now)
 {
-    return turn - r->turn <= 1 - i ? r->charged[i] : 0;
-}
-
-void room_charge(Room *r, double each, uint64_t now)
-{
-    uint64_t turn = now / TURN_NS;
-
-    if (turn != r->turn) {
-        r->charged[1] = charged(r, 0, turn);
-        r->charged[0] = 0;
-        r->turn = turn;
+    if (now - r->turned >= OLD_NS) {
+        turn(r, 0, now);
     }
-    r->charged[0] += each;
+    r->charged[0]++;
 }
 
-bool room_is_used(const Room *r, double each, uint64_t now)
+bool room_is_used(const Room *r, uint64_t now)
 {
-    uint64_t turn = now / TURN_NS;
-    double lately = charged(r, 0, turn) + charged(r, 1, turn);
+    uint64_t lately = r->charged[0] + r->charged[1];
 
-    return r->told && MAX(r->waiting * each, lately) + each > r->mappings;
+    if (now - r->turned >= OLD_NS) {
+        lately = 0;
+    }
+    return r->told &&
+           (MAX(r->waiting, lately) + 1.0) * room_each(r) > r->mappings;
 }
 
 size_t rooms_bytes(const Rooms *rooms)

@@ -60,6 +60,7 @@ void client_close(Client *c)
 
         m->conn = NULL;
         m->missed = false;      /* it asks about all again */
+        group_unheard(&s->group, &m->held);
         if (m->listed) {
             /* what it holds is as it is now, until it resumes again */
             listed_forget(s, m);
@@ -114,31 +115,6 @@ void client_send_blocks(Client *c)
     g_array_set_size(blocks, 0);
 }
 
-/* Somebody else has offered what the member asked for: kept for this turn. */
-static bool tell_member(void *opaque, unsigned number, uint64_t hash,
-                        uint32_t slot)
-{
-    Server *s = opaque;
-    Member *m = (Member *)s->group.member[number];
-    WireFound found = { .hash = hash, .slot = slot };
-
-    if (!m || !m->conn || m->listed) {
-        return false;
-    }
-    if (m->news->len == WIRE_PAIRS || conn_queued(m->conn) >= CONN_QUEUE_MAX) {
-        m->missed = true;
-        return false;
-    }
-    if (slot != WIRE_LEFT && !group_hold(&s->group, &m->held, slot)) {
-        return false;
-    }
-    if (!m->news->len) {
-        g_ptr_array_add(s->to_tell, m);
-    }
-    g_array_append_val(m->news, found);
-    return true;
-}
-
 /* A member that did not read for a while is to ask again. */
 static void tell_missed(Member *m)
 {
@@ -150,15 +126,6 @@ static void tell_missed(Member *m)
     }
 }
 
-static void client_room(Conn *conn)
-{
-    Client *c = conn_opaque(conn);
-
-    if (c->member && c->member->conn == conn) {
-        tell_missed(c->member);
-    }
-}
-
 static void send_news(Server *s, Member *m)
 {
     struct {
@@ -167,7 +134,7 @@ static void send_news(Server *s, Member *m)
     } *news = g_malloc(sizeof(*news));
     unsigned n = m->news->len;
 
-    if (m->conn) {
+    if (m->conn && n) {
         Client *c = conn_opaque(m->conn);
 
         news->head = (WireHead) { .type = WIRE_NEWS, .count = n };
@@ -186,6 +153,43 @@ static void send_news(Server *s, Member *m)
     /* else its holds are dropped when it resumes, or exits */
     g_free(news);
     g_array_set_size(m->news, 0);
+}
+
+/* Somebody else has offered what the member asked for: kept for this turn. */
+static bool tell_member(void *opaque, unsigned number, uint64_t hash,
+                        uint32_t slot)
+{
+    Server *s = opaque;
+    Member *m = (Member *)s->group.member[number];
+    WireFound found = { .hash = hash, .slot = slot };
+
+    if (!m || !m->conn || m->listed) {
+        return false;
+    }
+    if (m->news->len == WIRE_PAIRS) {
+        send_news(s, m);        /* an ASK can leave more than a message takes */
+    }
+    if (conn_queued(m->conn) >= CONN_QUEUE_MAX) {
+        m->missed = true;
+        return false;
+    }
+    if (slot != WIRE_LEFT && !group_hold(&s->group, &m->held, slot)) {
+        return false;
+    }
+    if (!m->news->len) {
+        g_ptr_array_add(s->to_tell, m);
+    }
+    g_array_append_val(m->news, found);
+    return true;
+}
+
+static void client_room(Conn *conn)
+{
+    Client *c = conn_opaque(conn);
+
+    if (c->member && c->member->conn == conn) {
+        tell_missed(c->member);
+    }
 }
 
 static void send_all_news(Server *s)

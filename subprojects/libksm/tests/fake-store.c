@@ -408,6 +408,14 @@ static StoreStats fake_stats(KsmStore *s)
     return stats;
 }
 
+void fake_store_news(KsmStore *s, uint32_t slot, uint32_t tag)
+{
+    FakeStore *f = fake(s);
+
+    f->pool.hash[slot] = tag;
+    answer(f, f->looks, (StoreAnswer) { ANSWER_SLOT, UINT32_MAX, tag, slot });
+}
+
 static void fake_room(KsmStore *s, const StoreRoom *room)
 {
     fake(s)->room = *room;

@@ -47,6 +47,9 @@ void fake_store_hurry(KsmStore *s);
 /* Another member has such a page; the hash is by the store's seed. */
 uint32_t fake_store_share(KsmStore *s, const void *page, uint64_t hash);
 
+/* ... and tells of it, with the tag it has here. */
+void fake_store_news(KsmStore *s, uint32_t slot, uint32_t tag);
+
 /* The last that was told. */
 StoreRoom fake_store_room(KsmStore *s);
 

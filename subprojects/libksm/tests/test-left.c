@@ -9,6 +9,7 @@
  */
 #include <errno.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/prim.h"
 #include "engine/state.h"
@@ -52,6 +53,12 @@ static void scene_end(Scene *s)
     util_end(s->e, s->r, s->m);
 }
 
+/* Contents of this process alone: ksmd may run, and such tests beside this. */
+static uint32_t seed(void)
+{
+    return 1000000 + getpid() % 1000 * 100000;
+}
+
 static void share(Scene *s, unsigned page, unsigned n)
 {
     for (unsigned i = page; i < page + n; i++) {
@@ -69,27 +76,30 @@ static uint64_t left_bytes(const Scene *s)
 /* Equal, not offered, and the kernel's; until it is written. */
 static void left(KsmDirtySource dirty)
 {
-    uint64_t offered;
+    KsmStats stats;
     Scene s;
 
     if (!scene_start(&s, true, dirty)) {
         return;
     }
-    mem_fill_run(s.m, 0, SOME, 1000, 1);
+    mem_fill_run(s.m, 0, SOME, seed(), 1);
     util_passes(s.e, PASSES);
     g_assert(s.r->count[PAGE_EQUAL] == SOME && s.r->n_left == SOME);
     g_assert(fake_store_asked(s.store) == SOME);
     util_passes(s.e, PASSES);
-    /* it is asked about once, and the chunk is given to ksmd */
+    /* it is asked about once, and the chunk is given to ksmd, if there is one */
     g_assert(fake_store_asked(s.store) == SOME);
     g_assert(fake_store_offered(s.store) == 0);
-    g_assert(left_bytes(&s) == CHUNK);
-    offered = util_stats(s.e).pages_sharing;
-    g_assert(offered == 0 && s.r->n_left == SOME);
+    g_assert(left_bytes(&s) == CHUNK || s.e->tail.refused);
+    stats = util_stats(s.e);
+    g_assert(stats.pages_sharing == 0);
+    g_assert(s.r->n_left + stats.kernel_pages == SOME);
+    g_assert(stats.reasons[KSM_REASON_VMA_LIMIT] + stats.kernel_pages == SOME ||
+             s.r->chunk[0].why_not != KSM_REASON_NOT_WORTH);
     region_check(s.r);
     /* what is written is asked about again, and the pool may have it by then */
     fake_store_habits(s.store)->left = 0;
-    mem_fill_run(s.m, 0, SOME, 5000, 1);
+    mem_fill_run(s.m, 0, SOME, seed() + 5000, 1);
     share(&s, 0, SOME);
     util_passes(s.e, 2 * PASSES);
     g_assert(s.r->n_left == 0 && s.r->count[PAGE_MERGED] == SOME);
@@ -109,25 +119,73 @@ static void test_left_checksum(void)
 /* A slot that comes later is mapped: its content is not the kernel's to find. */
 static void test_slot(void)
 {
+    uint32_t slot[SOME];
+    Scene s;
+
+    if (!scene_start(&s, true, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, SOME, seed(), 1);
+    util_passes(s.e, PASSES);
+    g_assert(s.r->n_left == SOME);
+    for (unsigned i = 0; i < SOME; i++) {
+        const char *at = s.m->addr + i * PAGE;
+
+        slot[i] = fake_store_share(s.store, at,
+                                   hash_page(&s.e->hasher, at));
+    }
+    for (unsigned i = 0; i < SOME / 2; i++) {
+        fake_store_news(s.store, slot[i], s.r->tag[i]);
+    }
+    util_passes(s.e, PASSES);
+    g_assert(s.r->count[PAGE_MERGED] == SOME / 2);
+    g_assert(s.r->n_left == SOME / 2);
+    region_check(s.r);
+    scene_end(&s);
+}
+
+/* What is left is asked about again, some time: there may be room by then. */
+static void test_renewed(void)
+{
     Scene s;
 
     if (!scene_start(&s, false, KSM_DIRTY_PAGEMAP)) {
         return;
     }
-    mem_fill_run(s.m, 0, SOME, 1000, 1);
+    mem_fill_run(s.m, 0, SOME, seed(), 1);
     util_passes(s.e, PASSES);
     g_assert(s.r->n_left == SOME);
-    /* an equal page of this process asks, and is told of it */
     fake_store_habits(s.store)->left = 0;
     share(&s, 0, SOME);
-    for (unsigned i = 0; i < SOME; i++) {
-        content_leave(&s.e->content, s.r, i, PAGE_NEW);
-        s.r->chunk[0].flags |= CHUNK_VISIT;
-    }
-    region_check(s.r);
-    g_assert(s.r->n_left == 0);
+    s.e->renewed_ns -= UINT64_C(1000000000000);
     util_passes(s.e, PASSES);
-    g_assert(s.r->count[PAGE_MERGED] == SOME);
+    g_assert(s.r->count[PAGE_MERGED] == SOME && s.r->n_left == 0);
+    scene_end(&s);
+}
+
+/* Writes to it are seen where memory was freed beside it. */
+static void test_beside_freed(void)
+{
+    Scene s;
+
+    if (!scene_start(&s, false, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, SOME, seed(), 1);
+    mem_fill_run(s.m, 100, SOME, seed() + SOME, 1);
+    util_passes(s.e, PASSES);
+    g_assert(s.r->n_left == 2 * SOME);
+    g_assert(ksm_free_hint(s.r, 100 * PAGE, SOME * PAGE) == 0);
+    for (unsigned i = 100; i < 100 + SOME; i++) {
+        mem_fill(s.m, i, 0);
+    }
+    g_assert(s.r->chunk[0].flags & CHUNK_BLIND);
+    mem_fill_run(s.m, 0, SOME, seed() + 5000, 1);
+    util_passes(s.e, 1);
+    for (unsigned i = 0; i < SOME; i++) {
+        g_assert(page_state(s.r, i) != PAGE_EQUAL);
+    }
+    util_passes(s.e, PASSES);
     scene_end(&s);
 }
 
@@ -139,9 +197,9 @@ static void test_twins(void)
     if (!scene_start(&s, false, KSM_DIRTY_PAGEMAP)) {
         return;
     }
-    mem_fill_run(s.m, 0, SOME, 1000, 1);
+    mem_fill_run(s.m, 0, SOME, seed(), 1);
     util_passes(s.e, PASSES);
-    mem_fill_run(s.m, CHUNK_PAGES, SOME, 1000, 1);
+    mem_fill_run(s.m, CHUNK_PAGES, SOME, seed(), 1);
     util_passes(s.e, 2 * PASSES);
     g_assert(fake_store_offered(s.store) == SOME);
     g_assert(s.r->count[PAGE_MERGED] == 2 * SOME && s.r->n_left == 0);
@@ -157,11 +215,11 @@ static void test_gone(void)
         return;
     }
     fake_store_habits(s.store)->late = 100000;
-    mem_fill_run(s.m, 0, SOME, 1000, 1);
+    mem_fill_run(s.m, 0, SOME, seed(), 1);
     while (fake_store_asked(s.store) < SOME) {
         ksm_step(s.e, 1);
     }
-    mem_fill_run(s.m, 0, SOME / 2, 9000, 1);
+    mem_fill_run(s.m, 0, SOME / 2, seed() + 9000, 1);
     g_assert(ksm_discard(s.r, SOME / 2 * PAGE, SOME / 4 * PAGE) == 0);
     for (unsigned i = SOME / 2; i < SOME * 3 / 4; i++) {
         mem_fill(s.m, i, 0);
@@ -172,6 +230,14 @@ static void test_gone(void)
     util_passes(s.e, PASSES);
     g_assert(s.r->n_left == SOME / 4);
     scene_end(&s);
+}
+
+/* As it is told now: it is once a second. */
+static StoreRoom room_of(Scene *s)
+{
+    s->e->tail.room_ns = 0;
+    util_passes(s->e, 1);
+    return fake_store_room(s->store);
 }
 
 /* How many mappings there are, and what waits for them. */
@@ -189,29 +255,29 @@ static void test_room(void)
     vmas_recount(&s.e->vmas);
     vmas_left(&s.e->vmas);
     util_passes(s.e, 1);
-    room = fake_store_room(s.store);
+    room = room_of(&s);
     g_assert(room.waiting == 0 && room.mappings > s.e->vmas.limit / 2);
     g_assert(room.mappings < s.e->vmas.limit - s.e->vmas.limit / 16);
-    mem_fill_run(s.m, 0, SOME, 1000, 1);
+    mem_fill_run(s.m, 0, SOME, seed(), 1);
     util_passes(s.e, PASSES);
     /* what is left does not wait for any */
     g_assert(s.r->n_left == SOME);
-    g_assert(fake_store_room(s.store).waiting == 0);
+    g_assert(room_of(&s).waiting == 0);
     s.e->vmas.used = s.e->vmas.limit - s.e->vmas.limit / 16;
     util_passes(s.e, 1);
-    g_assert(fake_store_room(s.store).mappings == 0);
+    g_assert(room_of(&s).mappings == 0);
     /* without mappings for them, equal pages wait */
     fake_store_habits(s.store)->left = 0;
     for (unsigned i = 0; i < SOME; i++) {
-        mem_fill(s.m, CHUNK_PAGES + 4 * i, 7000 + i);
+        mem_fill(s.m, CHUNK_PAGES + 4 * i, seed() + 7000 + i);
         share(&s, CHUNK_PAGES + 4 * i, 1);
     }
     util_passes(s.e, PASSES);
-    g_assert(fake_store_room(s.store).waiting == SOME);
+    g_assert(room_of(&s).waiting == SOME);
     /* a kernel without KSM is left nothing */
     s.e->tail.refused = true;
     util_passes(s.e, 1);
-    g_assert(fake_store_room(s.store).mappings == UINT32_MAX);
+    g_assert(room_of(&s).mappings == STORE_NO_TAIL);
     scene_end(&s);
 }
 
@@ -224,7 +290,7 @@ static void test_room_untold(void)
         return;
     }
     util_passes(s.e, PASSES);
-    g_assert(fake_store_room(s.store).mappings == 0);
+    g_assert(room_of(&s).mappings == 0);
     scene_end(&s);
 }
 
@@ -236,6 +302,8 @@ int main(int argc, char **argv)
     g_test_add_func("/left/pagemap", test_left);
     g_test_add_func("/left/checksum", test_left_checksum);
     g_test_add_func("/left/slot", test_slot);
+    g_test_add_func("/left/renewed", test_renewed);
+    g_test_add_func("/left/beside-freed", test_beside_freed);
     g_test_add_func("/left/twins", test_twins);
     g_test_add_func("/left/gone", test_gone);
     g_test_add_func("/left/room", test_room);

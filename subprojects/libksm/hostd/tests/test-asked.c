@@ -128,7 +128,7 @@ static void test_oldest(void)
     asked_free(&a);
 }
 
-/* Who has asked, without asking; and one who asks without being told to offer. */
+/* Who has asked, without asking. */
 static void test_others(void)
 {
     uint16_t other[ASKED_SAME];
@@ -141,15 +141,8 @@ static void test_others(void)
     g_assert(asked_others(&a, 1, 5, other, &here) == 0 && here);
     g_assert(asked_others(&a, 1, 6, other, &here) == 1 && !here);
     g_assert(other[0] == 5);
-    asked_add(&a, 1, 6, SECOND);
-    asked_add(&a, 1, 6, SECOND);
-    g_assert(asked_others(&a, 1, 6, other, &here) == 1 && here);
-    g_assert(asked_others(&a, 1, 5, other, &here) == 1 && here);
-    g_assert(other[0] == 6);
-    /* neither is to offer it: the next who asks is */
-    g_assert(asked_note(&a, 1, 7, SECOND));
-    for (unsigned i = 8; i < 20; i++) {
-        asked_add(&a, 1, i, SECOND);
+    for (unsigned i = 6; i < 20; i++) {
+        asked_note(&a, 1, i, SECOND);
     }
     g_assert(asked_others(&a, 1, 30, other, &here) == ASKED_SAME && !here);
     /* who has left is none of them */
@@ -159,13 +152,55 @@ static void test_others(void)
     for (unsigned i = 0; i < ASKED_SAME - 3; i++) {
         g_assert(other[i] > 7);
     }
-    /* and all others are told when it comes */
-    for (unsigned i = 0; i < ASKED_SAME - 2; i++) {
+    asked_free(&a);
+}
+
+/* What nobody is to offer: the others hear of it once, whoever asks. */
+static void test_left(void)
+{
+    uint16_t other[ASKED_SAME];
+    bool here;
+    Asked a;
+
+    g_assert(asked_init(&a) == 0);
+    g_assert(!asked_note(&a, 1, 5, SECOND));
+    g_assert(asked_left(&a, 1, 6, SECOND));
+    g_assert(!asked_left(&a, 1, 6, SECOND));
+    g_assert(!asked_left(&a, 1, 5, 1000 * SECOND));
+    g_assert(!asked_left(&a, 1, 7, SECOND));
+    g_assert(asked_others(&a, 1, 7, other, &here) == 2 && here);
+    /* when there is room it is offered; then they have to hear of it again */
+    g_assert(asked_note(&a, 1, 6, 2 * SECOND));
+    g_assert(!asked_note(&a, 1, 5, 2 * SECOND));
+    g_assert(asked_left(&a, 1, 5, 30 * SECOND));
+    g_assert(!asked_left(&a, 1, 6, 30 * SECOND));
+    /* all are told when it comes */
+    for (unsigned i = 0; i < 3; i++) {
         uint32_t member = asked_take(&a, 1);
 
-        g_assert(member == 6 || member > 7);
+        g_assert(member >= 5 && member <= 7);
     }
     g_assert(asked_take(&a, 1) == ASKED_NOBODY);
+    /* one was to offer it, and cannot: the other does not know yet */
+    g_assert(!asked_note(&a, 2, 5, SECOND));
+    g_assert(asked_note(&a, 2, 6, SECOND));
+    g_assert(asked_left(&a, 2, 6, 2 * SECOND));
+    g_assert(!asked_left(&a, 2, 5, 2 * SECOND));
+    /* more than are noted: once, too */
+    for (unsigned i = 0; i < 20; i++) {
+        asked_note(&a, 3, i, SECOND);
+    }
+    g_assert(asked_left(&a, 3, 30, SECOND));
+    for (unsigned i = 0; i < 40; i++) {
+        g_assert(!asked_left(&a, 3, i, SECOND));
+    }
+    g_assert(asked_others(&a, 3, 50, other, &here) == ASKED_SAME);
+    /* those who left do not keep it from the others */
+    for (unsigned i = 0; i < 40; i++) {
+        asked_leave(&a, i);
+    }
+    g_assert(!asked_note(&a, 3, 50, SECOND));
+    g_assert(asked_left(&a, 3, 51, SECOND));
     asked_free(&a);
 }
 
@@ -525,6 +560,7 @@ int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/asked/others", test_others);
+    g_test_add_func("/asked/left", test_left);
     g_test_add_func("/asked/note", test_note);
     g_test_add_func("/asked/coming", test_coming);
     g_test_add_func("/asked/same", test_same);

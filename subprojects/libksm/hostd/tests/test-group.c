@@ -114,7 +114,7 @@ static uint32_t model_ask(World *w, unsigned m, uint32_t content)
     bool coming = false;
 
     for (unsigned i = 0; i < n; i++) {
-        if (a[i].wanted && (seconds / 4 - a[i].wanted / 4) % 31 >= 3) {
+        if (a[i].wanted && (seconds / 4 - a[i].wanted / 4) % 30 >= 3) {
             a[i].wanted = 0;
         }
         if (a[i].member == m) {
@@ -1067,8 +1067,8 @@ static uint32_t ask_about(World *w, unsigned m, uint32_t content)
 }
 
 /*
- * What has no room in one of those that have it is left by all: who asked before
- * hears of it, once.  Not by who has not said that it leaves anything.
+ * What half of those that want it have no room for is left by all: who asked
+ * before hears of it, once.  Not by who has not said that it leaves anything.
  */
 static void test_room(void)
 {
@@ -1095,6 +1095,8 @@ static void test_room(void)
     g_assert(ask_about(w, 1, 2) == WIRE_NONE);
     g_assert(ask_about(w, 0, 2) == WIRE_LEFT);
     g_assert(left.n == 2 && left.member == w->member[1].number);
+    /* one of three does not keep the others from it */
+    g_assert(ask_about(w, 2, 2) == WIRE_WANTED);
     /* those that have room, and who knows nothing of it */
     g_assert(ask_about(w, 1, 3) == WIRE_NONE);
     g_assert(ask_about(w, 2, 3) == WIRE_WANTED);
@@ -1107,27 +1109,60 @@ static void test_room(void)
     g_assert(slot < SLOTS && ask_about(w, 0, 3) == slot);
     w->g.tell = tell_left;
     /* and when there is room again */
-    g_assert(group_room(&w->g, &w->member[0], 1000, 0) == 0);
-    g_assert(ask_about(w, 0, 2) == WIRE_WANTED);
-    /* each that is wanted takes some, of both */
-    g_assert(group_room(&w->g, &w->member[1], 1000, 0) == 0);
-    for (unsigned i = 0; i < 1000; i++) {
-        g_assert(!room_is_used(&w->member[2].room, 2, prim.now_ns()) ||
-                 i > 400);
-        room_charge(&w->member[2].room, 2, prim.now_ns());
-    }
     g_assert(ask_about(w, 1, 5) == WIRE_NONE);
-    g_assert(ask_about(w, 2, 5) == WIRE_LEFT);
-    g_assert(w->member[1].room.charged[0] > 0);
-    g_assert(w->member[0].room.charged[0] > 0);
-    /* who leaves is asked no more */
+    g_assert(ask_about(w, 0, 5) == WIRE_LEFT);
+    g_assert(group_room(&w->g, &w->member[0], 1000, 0) == 0);
+    g_assert(ask_about(w, 0, 5) == WIRE_WANTED);
+    /* who has lost its connection, or leaves nothing any more, is not heard */
+    g_assert(group_room(&w->g, &w->member[0], 0, 0) == 0);
+    g_assert(ask_about(w, 0, 6) == WIRE_NONE);
+    group_unheard(&w->g, &w->member[0]);
+    group_unheard(&w->g, &w->member[0]);
+    g_assert(w->g.rooms.told == 2);
+    g_assert(ask_about(w, 1, 6) == WIRE_WANTED);
+    g_assert(group_room(&w->g, &w->member[0], 0, 0) == 0);
+    g_assert(group_room(&w->g, &w->member[0], UINT64_MAX, 0) == 0);
+    g_assert(w->g.rooms.told == 2);
+    g_assert(ask_about(w, 0, 7) == WIRE_NONE);
+    g_assert(ask_about(w, 1, 7) == WIRE_WANTED);
+    /* nor who has gone */
+    g_assert(group_room(&w->g, &w->member[0], 0, 0) == 0);
     member_leave(w, 0);
     g_assert(w->g.rooms.told == 2);
-    g_assert(ask_about(w, 4, 2) == WIRE_WANTED);
+    g_assert(ask_about(w, 1, 8) == WIRE_NONE);
+    g_assert(ask_about(w, 2, 8) == WIRE_WANTED);
     w->g.tell = NULL;
     g_assert(group_drop(&w->g, &w->member[2],
                         &(WirePair) { slot, 1 }, 1) == 0);
     world_free(w);
+}
+
+/* What comes to be wanted takes room of both, of each once. */
+static void test_room_charged(void)
+{
+    g_autofree World *w = g_new(World, 1);
+    GroupConfig config = plain();
+
+    prim.now_ns = now_fake;
+    world_init(w, &config, 1);
+    for (unsigned m = 0; m < 4; m++) {
+        g_assert(group_room(&w->g, &w->member[m], 1000, 0) == 0);
+    }
+    g_assert(ask_about(w, 0, 1) == WIRE_NONE);
+    g_assert(ask_about(w, 0, 1) == WIRE_NONE);
+    g_assert(w->member[0].room.charged[0] == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        g_assert(ask_about(w, 1, 1) == WIRE_WANTED);
+    }
+    g_assert(w->member[0].room.charged[0] == 1);
+    g_assert(w->member[1].room.charged[0] == 1);
+    /* one more who waits for it */
+    g_assert(ask_about(w, 2, 1) == WIRE_NONE);
+    g_assert(w->member[2].room.charged[0] == 1);
+    g_assert(w->member[0].room.charged[0] == 1);
+    g_assert(w->member[3].room.charged[0] == 0);
+    world_free(w);
+    prim.now_ns = prim_real.now_ns;
 }
 
 /* A process in a control group that is nearly full writes nothing. */
@@ -1241,6 +1276,7 @@ int main(int argc, char **argv)
     g_test_add_func("/group/refill", test_refill);
     g_test_add_func("/group/rest", test_rest);
     g_test_add_func("/group/room", test_room);
+    g_test_add_func("/group/room/charged", test_room_charged);
     g_test_add_func("/group/many", test_many);
     g_test_add_func("/group/keep-far", test_keep_far);
     g_test_add("/group/no-room", FakeRoot, NULL, fake_make, test_no_room,

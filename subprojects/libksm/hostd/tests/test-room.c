@@ -43,12 +43,29 @@ static uint64_t *pages_of(unsigned member, unsigned block)
     return hash;
 }
 
-static void note(Rooms *rooms, unsigned member, unsigned block)
+typedef struct World {
+    Rooms rooms;
+    Room room[16];
+} World;
+
+static Room *find(void *opaque, unsigned member)
+{
+    World *w = opaque;
+
+    return member == 15 ? NULL : &w->room[member];
+}
+
+static void world_init(World *w)
+{
+    *w = (World) { .rooms = { .find = find, .opaque = w } };
+}
+
+static void note(World *w, unsigned member, unsigned block)
 {
     g_autofree uint64_t *hash = pages_of(member, block);
 
     for (unsigned i = 0; i < PAGES; i += 8192) {
-        rooms_note(rooms, member, hash + i, 8192);
+        rooms_note(&w->rooms, member, hash + i, 8192);
     }
 }
 
@@ -56,96 +73,115 @@ static void note(Rooms *rooms, unsigned member, unsigned block)
 static void test_each(void)
 {
     for (unsigned block = 1; block <= 512; block *= 2) {
-        Rooms rooms = { 0 };
-        Room r = { 0 };
-        double guess = rooms_each(&rooms), want = 2.0 / block;
+        double guess, want = 2.0 / block;
+        World w;
 
+        world_init(&w);
+        guess = room_each(&w.room[0]);
         /* nobody wants to know: nothing is kept */
-        note(&rooms, 0, block);
-        g_assert(rooms_bytes(&rooms) == 0);
-        g_assert(room_tell(&rooms, &r, 1, 0) == 0 && rooms.told == 1);
-        g_assert(rooms_bytes(&rooms) > 0);
-        note(&rooms, 0, block);
-        g_assert(rooms_each(&rooms) == guess);
-        note(&rooms, 1, block);
+        note(&w, 0, block);
+        g_assert(rooms_bytes(&w.rooms) == 0);
+        g_assert(room_tell(&w.rooms, &w.room[0], 1, 0, SECOND) == 0);
+        g_assert(w.rooms.told == 1 && rooms_bytes(&w.rooms) > 0);
+        note(&w, 0, block);
+        g_assert(room_each(&w.room[0]) == guess);
+        note(&w, 1, block);
         g_test_message("blocks of %u: %.3f mappings", block,
-                       rooms_each(&rooms));
-        g_assert(fabs(rooms_each(&rooms) - want) < want / 4 + 0.03);
-        room_leave(&rooms, &r);
-        room_leave(&rooms, &r);
-        g_assert(rooms.told == 0);
-        rooms_free(&rooms);
-        g_assert(rooms_bytes(&rooms) == 0);
+                       room_each(&w.room[0]));
+        for (unsigned i = 0; i < 2; i++) {
+            g_assert(fabs(room_each(&w.room[i]) - want) < want / 4 + 0.03);
+        }
+        g_assert(room_each(&w.room[2]) == guess);
+        room_leave(&w.rooms, &w.room[0]);
+        room_leave(&w.rooms, &w.room[0]);
+        g_assert(w.rooms.told == 0);
+        rooms_free(&w.rooms);
+        g_assert(rooms_bytes(&w.rooms) == 0);
     }
 }
 
 /* Who asks again about the same learns nothing; and what is new counts more. */
 static void test_again(void)
 {
-    Rooms rooms = { 0 };
-    Room r = { 0 };
-    double guess = rooms_each(&rooms);
+    double guess;
+    World w;
 
-    g_assert(room_tell(&rooms, &r, 1, 0) == 0);
-    note(&rooms, 0, 64);
-    note(&rooms, 0, 1);
-    g_assert(rooms_each(&rooms) == guess);
+    world_init(&w);
+    guess = room_each(&w.room[0]);
+    g_assert(room_tell(&w.rooms, &w.room[0], 1, 0, SECOND) == 0);
+    note(&w, 0, 64);
+    note(&w, 0, 1);
+    g_assert(room_each(&w.room[0]) == guess);
     for (unsigned i = 0; i < 8; i++) {
-        note(&rooms, 2 + i, 1);
+        note(&w, 2 + i % 2, 1);
     }
-    g_assert(rooms_each(&rooms) > 1.9);
+    g_assert(room_each(&w.room[2]) > 1.9);
     for (unsigned i = 0; i < 32; i++) {
-        note(&rooms, 10, 64);
-        note(&rooms, 11, 64);
+        note(&w, 2, 64);
+        note(&w, 3, 64);
     }
-    g_assert(rooms_each(&rooms) < 0.3);
-    rooms_free(&rooms);
+    g_assert(room_each(&w.room[2]) < 0.3);
+    /* what another one was like is not what these are */
+    g_assert(room_each(&w.room[0]) > 1);
+    /* one that has gone */
+    note(&w, 15, 64);
+    note(&w, 3, 64);
+    rooms_free(&w.rooms);
 }
 
 /* What is waiting, or was told lately, whichever is more. */
 static void test_used(void)
 {
-    Rooms rooms = { 0 };
-    Room r = { 0 };
-    uint64_t now = 7 * SECOND;
+    World w;
+    Room *r = &w.room[0];
+    uint64_t now = 200 * SECOND;
 
+    world_init(&w);
+    /* each page takes one */
+    r->met = 1000 - 8;
+    r->apart = 500 - 0.5;
+    g_assert(room_each(r) == 1);
     for (unsigned i = 0; i < 1000; i++) {
-        room_charge(&r, 1, now);
+        room_charge(r, now);
     }
-    g_assert(!room_is_used(&r, 1, now));    /* it has not said */
-    r = (Room) { 0 };
-    g_assert(room_tell(&rooms, &r, 100, 0) == 0);
+    g_assert(!room_is_used(r, now));    /* it has not said */
+    g_assert(room_tell(&w.rooms, r, 1100, 0, now) == 0);
     for (unsigned i = 0; i < 100; i++) {
-        g_assert(!room_is_used(&r, 1, now));
-        room_charge(&r, 1, now + i * SECOND / 100);
+        g_assert(!room_is_used(r, now));
+        room_charge(r, now);
     }
-    g_assert(room_is_used(&r, 1, now + SECOND - 1));
-    g_assert(room_is_used(&r, 1, now + 2 * SECOND - 1));
-    g_assert(!room_is_used(&r, 1, now + 2 * SECOND));
-    /* it says that it has made so many of them */
-    g_assert(room_tell(&rooms, &r, 100, 99) == 0 && rooms.told == 1);
-    g_assert(!room_is_used(&r, 1, now + 3 * SECOND));
-    g_assert(room_is_used(&r, 1.1, now + 3 * SECOND));
-    g_assert(room_tell(&rooms, &r, 100, 100) == 0);
-    g_assert(room_is_used(&r, 1, now + 3 * SECOND));
-    g_assert(!room_is_used(&r, 0.5, now + 3 * SECOND));
-    /* what was charged in the turn before counts, too */
-    g_assert(room_tell(&rooms, &r, 3, 0) == 0);
-    now = 20 * SECOND;
-    room_charge(&r, 1, now);
-    room_charge(&r, 1, now + SECOND);
-    g_assert(!room_is_used(&r, 1, now + SECOND));
-    room_charge(&r, 1, now + SECOND);
-    g_assert(room_is_used(&r, 1, now + SECOND));
-    g_assert(!room_is_used(&r, 1, now + 2 * SECOND));
+    g_assert(room_is_used(r, now + 10));
+    /* soon after it cannot know more; then what was before the last is old */
+    g_assert(room_tell(&w.rooms, r, 1100, 0, now + SECOND / 2) == 0);
+    g_assert(room_is_used(r, now + SECOND));
+    g_assert(room_tell(&w.rooms, r, 1100, 0, now + SECOND) == 0);
+    g_assert(room_is_used(r, now + SECOND));
+    g_assert(room_tell(&w.rooms, r, 1100, 0, now + 2 * SECOND) == 0);
+    g_assert(!room_is_used(r, now + 2 * SECOND));
+    /* it says that it has so many to map */
+    g_assert(room_tell(&w.rooms, r, 100, 99, now + 2 * SECOND) == 0);
+    g_assert(!room_is_used(r, now + 3 * SECOND) && w.rooms.told == 1);
+    g_assert(room_tell(&w.rooms, r, 100, 100, now + 2 * SECOND) == 0);
+    g_assert(room_is_used(r, now + 3 * SECOND));
+    /* what came to nothing does not count for ever */
+    g_assert(room_tell(&w.rooms, r, 3, 0, now + 4 * SECOND) == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        room_charge(r, now + 4 * SECOND);
+    }
+    g_assert(room_is_used(r, now + 60 * SECOND));
+    g_assert(!room_is_used(r, now + 200 * SECOND));
+    room_charge(r, now + 200 * SECOND);
+    g_assert(r->charged[0] == 1 && r->charged[1] == 0);
     /* whatever a member says */
-    g_assert(room_tell(&rooms, &r, 0, 0) == 0);
-    g_assert(room_is_used(&r, 0.01, 100 * SECOND));
-    g_assert(room_tell(&rooms, &r, UINT64_MAX, 0) == 0);
-    g_assert(!room_is_used(&r, 2, 100 * SECOND));
-    g_assert(room_tell(&rooms, &r, UINT64_MAX, UINT64_MAX) == 0);
-    g_assert(room_is_used(&r, 2, 100 * SECOND));
-    rooms_free(&rooms);
+    g_assert(room_tell(&w.rooms, r, 0, 0, now) == 0);
+    g_assert(room_is_used(r, 1000 * SECOND));
+    g_assert(room_tell(&w.rooms, r, UINT64_MAX - 1, 0, now) == 0);
+    g_assert(!room_is_used(r, 1000 * SECOND));
+    g_assert(room_tell(&w.rooms, r, UINT64_MAX / 4, UINT64_MAX, now) == 0);
+    g_assert(room_is_used(r, 1000 * SECOND));
+    g_assert(room_tell(&w.rooms, r, ROOM_NO_TAIL, 0, now) == 0);
+    g_assert(!room_is_used(r, 1000 * SECOND) && w.rooms.told == 0);
+    rooms_free(&w.rooms);
 }
 
 static void *map_fails(void *addr, size_t len, int prot, int flags, int fd,
@@ -161,9 +197,9 @@ static void test_no_memory(void)
     uint64_t hash[2] = { 0, 1 };
 
     prim.map = map_fails;
-    g_assert(room_tell(&rooms, &r, 0, 0) == -ENOMEM);
+    g_assert(room_tell(&rooms, &r, 0, 0, SECOND) == -ENOMEM);
     prim.map = prim_real.map;
-    g_assert(!rooms.told && !room_is_used(&r, 1, SECOND));
+    g_assert(!rooms.told && !room_is_used(&r, SECOND));
     rooms_note(&rooms, 0, hash, 2);
     room_leave(&rooms, &r);
     g_assert(!rooms.told);

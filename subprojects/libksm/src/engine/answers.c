@@ -9,6 +9,7 @@
 #include "engine/renew.h"
 #include "engine/ripen.h"
 #include "engine/scan.h"
+#include "engine/tail.h"
 
 #define ANSWERS_BATCH   CHUNK_PAGES
 #define PREFETCH        8u
@@ -126,10 +127,7 @@ static void page_left(KsmEngine *e, uint32_t tag)
     }
     content_met(&e->content, place);
     r = directory_page(&e->dir, place, &page);
-    if (page_state(r, page) == PAGE_EQUAL) {
-        page_leave(r, page);
-        ripen_add(e, r, page / CHUNK_PAGES);
-    }
+    page_leave(r, page, true);
 }
 
 /* What nothing here is equal to is asked about again, some time. */
@@ -343,6 +341,7 @@ bool answers_take(KsmEngine *e)
     }
     call_parked(e);
     renew_by_time(e);
+    tail_room(e);
     more |= !store_is_gone(s) && ask_all_again(e);
     e->total.scan_time += prim.cpu_ns() - cpu;
     return more;

@@ -11,12 +11,22 @@
 #define RENEW_MIN       5u      /* at once: between them passes are idle */
 #define RENEW_MAX       64u
 
+/* Others may have room by now for what is left, unless ksmd has merged there. */
+static bool is_alone(const KsmRegion *r, size_t page)
+{
+    PageState s = page_state(r, page);
+
+    return s == PAGE_UNIQUE ||
+           (s == PAGE_EQUAL && (r->state[page] & PAGE_LEFT) &&
+            !page_chunk(r, page)->kernel);
+}
+
 static void chunk_renew(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     size_t page = chunk * CHUNK_PAGES;
 
     for (unsigned i = 0; i < CHUNK_PAGES; i++, page++) {
-        if (page_state(r, page) == PAGE_UNIQUE) {
+        if (is_alone(r, page)) {
             content_leave(&e->content, r, page, PAGE_NEW);
             r->history[page] = 0;
             r->chunk[chunk].flags |= CHUNK_VISIT;

@@ -155,19 +155,12 @@ static void plan_again(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
 }
 
-/*
- * A huge page that was first hashed in this pass is merged in the next one,
- * which is not to rest for long then.  Not so with later looks: what is hot has
- * them for ever.
- */
+/* The chunk may be merged in the next pass, which is not to rest for long then. */
 static void next_soon(KsmEngine *e, const KsmChunk *c)
 {
     KsmScan *s = &e->scan;
     uint64_t now = prim.now_ns();
 
-    if (!loose_is_new(c) || c->wait || c->failed_in == pass_mark(s)) {
-        return;
-    }
     promise_waits(&s->promise, c->gain);
     if (s->phase == PHASE_START &&
         promise_make(&s->promise, e->total.merged, now)) {
@@ -177,29 +170,42 @@ static void next_soon(KsmEngine *e, const KsmChunk *c)
 }
 
 /*
- * What is refused until it is late (parts.h) does not wait for passes: they may be
- * far apart, and look at page tables where only the price will have changed.
+ * What is refused until it is late (parts.h) does not wait for passes that may be
+ * far apart: it is refused once more when more may have come, and merged after the
+ * next pass, which asks what was written meanwhile.
  */
 static void plan_later(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
 
-    if (e->content.store->ripen_ns && c->wait == 1 && c->late &&
-        c->late <= LATE_MIN && c->why_not == KSM_REASON_NOT_WORTH) {
+    if (!e->content.store->ripen_ns || c->wait != 1 || !c->late ||
+        c->late > LATE_MIN || c->why_not != KSM_REASON_NOT_WORTH) {
+        return;
+    }
+    if (c->late < LATE_MIN) {
         c->wait = 0;
         ripen_add(e, r, chunk);
+    } else {
+        next_soon(e, c);
     }
 }
 
 /* Of one that is ripe.  False: there is nothing to carry out. */
 static bool chunk_plan(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
+    KsmChunk *c = &r->chunk[chunk];
     bool made;
 
     if (!loose_ready(e, r, chunk)) {
-        /* if it is put off it is not called again in this pass */
-        next_soon(e, &r->chunk[chunk]);
-        r->chunk[chunk].failed_in = pass_mark(&e->scan);
+        /*
+         * If it is put off it is not called again in this pass.  A huge page that
+         * was first hashed in it is merged in the next one.  Not so with later
+         * looks: what is hot has them for ever.
+         */
+        if (loose_is_new(c) && !c->wait && c->failed_in != pass_mark(&e->scan)) {
+            next_soon(e, c);
+        }
+        c->failed_in = pass_mark(&e->scan);
         return false;
     }
     made = plan_make(&e->plan, r, chunk);
@@ -441,8 +447,9 @@ static void pass_start(KsmEngine *e)
     s->again = s->skipped = s->in_vain = false;
     s->visited = 0;
     e->tail.waiting = 0;
+    e->tail.unworthy = e->tail.unworthy_now;
+    e->tail.unworthy_now = 0;
     cut_pass(&e->cut);
-    tail_room(e);
     for (guint i = 0; i < e->regions->len; i++) {
         region_start(e, g_ptr_array_index(e->regions, i));
     }
@@ -529,7 +536,6 @@ static void pass_end(KsmEngine *e)
         s->due = MAX(s->due, s->started + SETTLE_NS);
     }
     tail_tell(e);
-    tail_room(e);
     store_pass(e->content.store);
     if (store_stats(e->content.store).leaked) {
         /* if it fails, less is merged */

@@ -134,6 +134,9 @@ typedef struct KsmTail {
     bool eager;             /* tests: all is left to it, quiet or not */
     size_t chunks;          /* that are marked */
     size_t waiting;         /* that will be, as far as this pass knows */
+    size_t unworthy_now;    /* pages not worth a mapping, in this pass so far */
+    size_t unworthy;        /* ... and in the last one */
+    uint64_t room_ns;       /* when the store was told how much room there is */
     unsigned hurried;       /* short rests for those, less long ones */
     uint64_t given;         /* times that one was, ever */
     uint64_t looked_ns;     /* when its figures were read */

@@ -12,6 +12,7 @@
 #include "merge/parts.h"
 
 #define LEFT_MIN        4u      /* equal pages that are worth its while */
+#define MOSTLY_LEFT     4u      /* of what is equal one in so many is left */
 #define FRESH_MAX       (CHUNK_PAGES / 16)  /* more were written: not quiet */
 #define QUIET_PASSES    2u      /* before it is given */
 #define LOUD_PASSES     4u      /* before it is taken away ... */
@@ -24,6 +25,7 @@
 #define HURRIED_MAX     32u     /* short rests more than long ones */
 #define TRIED_MAX       32u     /* passes that what is tried holds it back */
 #define LOOK_NS         UINT64_C(1000000000)
+#define ROOM_NS         UINT64_C(50000000)
 #define VMAS_SOME       1024u   /* left for others when we make mappings ... */
 #define VMAS_SHARE      32u     /* ... or this part of all, if that is less */
 
@@ -244,8 +246,9 @@ static bool is_tried(const KsmEngine *e, const KsmRegion *r, const KsmChunk *c)
                  (c->wait || (c->flags & CHUNK_VISIT)) &&
                  !(c->flags & CHUNK_HUGE) && c->late <= LATE_MIN;
 
-    if (c->left >= LEFT_MIN) {
-        /* whatever else may be merged: that is not */
+    if (c->left >= LEFT_MIN && MOSTLY_LEFT * c->left >= c->gain &&
+        !(c->flags & CHUNK_HUGE)) {
+        /* whatever becomes of the rest: others leave theirs now */
         return !e->tail.eager && (c->flags & (CHUNK_QUEUED | CHUNK_PARKED));
     }
     return !e->tail.eager &&
@@ -311,6 +314,13 @@ static void given_pass(KsmEngine *e, KsmRegion *r, size_t chunk)
     }
 }
 
+/* What is equal there is not worth a mapping, and will not be. */
+static bool is_unworthy(const KsmChunk *c)
+{
+    return c->why_not == KSM_REASON_NOT_WORTH &&
+           ((c->flags & CHUNK_HUGE) || c->late > LATE_MIN);
+}
+
 void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
 {
     bool may;
@@ -323,6 +333,7 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
     REGION_FOREACH_KNOWN(r, i, chunk, end) {
         KsmChunk *c = &r->chunk[i];
 
+        e->tail.unworthy_now += is_unworthy(c) ? c->gain - c->left : 0;
         if (c->flags & CHUNK_TAIL) {
             given_pass(e, r, i);
             continue;
@@ -402,18 +413,21 @@ void tail_look(KsmEngine *e, KsmRegion *r, size_t chunk)
 
 void tail_room(KsmEngine *e)
 {
-    StoreRoom room = { .mappings = UINT32_MAX };
+    StoreRoom room = { .mappings = STORE_NO_TAIL };
+    uint64_t now = prim.now_ns();
 
-    if (!e->cfg.tail) {
+    if (!e->cfg.tail || (e->tail.room_ns && now - e->tail.room_ns < ROOM_NS)) {
         return;
     }
+    e->tail.room_ns = now;
     if (!e->tail.refused) {
-        room.mappings = cut_room(plan_mappings(&e->plan), e->vmas.limit);
-    }
-    for (guint i = 0; i < e->regions->len; i++) {
-        const KsmRegion *r = g_ptr_array_index(e->regions, i);
+        room.mappings = plan_room(&e->plan);
+        for (guint i = 0; i < e->regions->len; i++) {
+            const KsmRegion *r = g_ptr_array_index(e->regions, i);
 
-        room.waiting += r->count[PAGE_EQUAL] - r->n_left;
+            room.waiting += r->count[PAGE_EQUAL] - r->n_left;
+        }
+        room.waiting -= MIN(room.waiting, e->tail.unworthy);
     }
     store_room(e->content.store, &room);
 }

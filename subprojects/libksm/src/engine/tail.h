@@ -45,7 +45,7 @@ void tail_rest(KsmEngine *e, KsmRegion *r, size_t chunk);
 /* Finds what the kernel merged in the chunk, if it was given any of it. */
 void tail_look(KsmEngine *e, KsmRegion *r, size_t chunk);
 
-/* Tells the store for how many mappings there is room. */
+/* Tells the store for how many mappings there is room; not each step. */
 void tail_room(KsmEngine *e);
 
 /* Tells the store how much is left; once a pass. */

@@ -250,13 +250,16 @@ void page_again(KsmRegion *r, size_t page, bool again)
     }
 }
 
-void page_leave(KsmRegion *r, size_t page)
+void page_leave(KsmRegion *r, size_t page, bool leave)
 {
-    bool more = !(r->state[page] & PAGE_LEFT);
+    uint8_t old = r->state[page];
 
-    page_chunk(r, page)->left += more;
-    r->n_left += more;
-    r->state[page] |= PAGE_LEFT;
+    if ((old & PAGE_STATE_MASK) == PAGE_EQUAL &&
+        !!(old & PAGE_LEFT) != leave) {
+        r->state[page] = old ^ PAGE_LEFT;
+        page_chunk(r, page)->left += leave ? 1 : -1;
+        r->n_left += leave ? 1 : -1;
+    }
 }
 
 /*

@@ -337,8 +337,8 @@ void chunk_set_reason(KsmRegion *r, KsmChunk *c, KsmReason reason);
 /* How many of its pages are FREED and populated. */
 void chunk_set_lazy(KsmRegion *r, KsmChunk *c, unsigned lazy);
 
-/* An EQUAL page is not to be merged by us. */
-void page_leave(KsmRegion *r, size_t page);
+/* An EQUAL page is not to be merged by us, or is after all. */
+void page_leave(KsmRegion *r, size_t page, bool leave);
 
 /* Marks a BROKEN page as one that would be merged, were it restored. */
 void page_again(KsmRegion *r, size_t page, bool again);

@@ -25,15 +25,24 @@ bool plan_ripe(const KsmPlan *p, const KsmRegion *r, size_t chunk)
 {
     const KsmChunk *c = &r->chunk[chunk];
 
-    return c->gain >= parts_gain(p, c) &&
+    return c->gain - c->left >= (int)parts_gain(p, c) &&
            (c->wait == 0 || c->gain > c->tried + c->tried / 4 + 8);
 }
 
-size_t plan_mappings(const KsmPlan *p)
+/* For runs: what is left to the kernel takes some, too. */
+static size_t but_tail(const KsmPlan *p, size_t left)
 {
-    size_t left = vmas_left(p->vmas);
-
     return left - MIN(left, p->tail ? p->vmas->limit / TAIL_SHARE : 0);
+}
+
+static size_t mappings_left(const KsmPlan *p)
+{
+    return but_tail(p, vmas_left(p->vmas));
+}
+
+size_t plan_room(const KsmPlan *p)
+{
+    return cut_room(but_tail(p, vmas_known(p->vmas)), p->vmas->limit);
 }
 
 /* @paid: the costs are all that is against it, and they may be less by then. */
@@ -43,7 +52,7 @@ static bool refuse(KsmPlan *p, KsmChunk *c, KsmReason reason, bool paid)
                 !(c->flags & CHUNK_HUGE);
     /* others were to have the mappings first, and have not taken them all */
     bool soon = reason == KSM_REASON_VMA_LIMIT &&
-                cut_has_left(plan_mappings(p), p->vmas->limit);
+                cut_has_left(mappings_left(p), p->vmas->limit);
 
     if (!late) {
         c->late = 0;
@@ -381,7 +390,7 @@ static uint64_t pages_todo(const KsmPlan *p)
         unworthy += r->gain[KSM_REASON_NOT_WORTH];
         left += r->n_left;
     }
-    equal = count[PAGE_EQUAL] + count[PAGE_MERGED];
+    equal = count[PAGE_EQUAL] - left + count[PAGE_MERGED];
     known = equal + count[PAGE_UNIQUE];
     return count[PAGE_EQUAL] - MIN(count[PAGE_EQUAL], MAX(unworthy, left)) +
            count[PAGE_NEW] * equal / MAX(known, 1);
@@ -400,7 +409,7 @@ static void plan_cut(KsmPlan *p)
             cut_see(p->cut, n, joined ? 1 : 2);
         }
     }
-    cut_decide(p->cut, plan_mappings(p), p->vmas->limit, pages_todo(p));
+    cut_decide(p->cut, mappings_left(p), p->vmas->limit, pages_todo(p));
     for (unsigned i = 0; i < CHUNK_PAGES; i += MAX(n, 1)) {
         n = run_pages(p, i);
         if (n && !cut_takes(p->cut, n)) {

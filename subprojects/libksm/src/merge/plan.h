@@ -15,8 +15,8 @@
 
 #include "merge/planned.h"
 
-/* Mappings that runs may take: what is left to the kernel takes some, too. */
-size_t plan_mappings(const KsmPlan *p);
+/* Mappings that single pages may take, as far as is known without counting. */
+size_t plan_room(const KsmPlan *p);
 
 /* Could merging this chunk pay?  Cheap. */
 bool plan_ripe(const KsmPlan *p, const KsmRegion *r, size_t chunk);

@@ -127,6 +127,14 @@ size_t vmas_left(KsmVmas *v)
     return vmas_below(v, v->limit);
 }
 
+size_t vmas_known(KsmVmas *v)
+{
+    if (!v->counted) {
+        vmas_count(v);
+    }
+    return vmas_below(v, v->limit);
+}
+
 size_t vmas_free(KsmVmas *v)
 {
     vmas_look(v);

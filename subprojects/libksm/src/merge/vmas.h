@@ -32,6 +32,8 @@ void vmas_close(KsmVmas *v);
 
 /* Mappings that may still be made. */
 size_t vmas_left(KsmVmas *v);
+/* ... as far as the last count told, which may be old. */
+size_t vmas_known(KsmVmas *v);
 /* ... by anybody, whatever is to be left to the program. */
 size_t vmas_free(KsmVmas *v);
 

@@ -128,6 +128,7 @@ static void place_pass(KsmContent *c, uint32_t tag, uint32_t place,
 
     index_replace(&c->index, tag, place, to);
     r->state[page] &= ~PAGE_INDEXED;
+    page_leave(r, page, false);     /* there is a slot, or another candidate */
 }
 
 void content_take(KsmContent *c, uint32_t place, KsmRegion *r, size_t page)

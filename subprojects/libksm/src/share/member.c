@@ -14,7 +14,8 @@
 #define FULL_AGAIN      8u
 /* All is asked about again because news were lost: not more often. */
 #define MISSED_NS       UINT64_C(30000000000)
-#define ROOM_CHANGE     64u     /* one in so many, and so many more */
+#define ROOM_CHANGE     64u     /* one in so many, and so many more ... */
+#define ROOM_NS         UINT64_C(60000000000)   /* ... or the daemon is new */
 #define BLOCK_NEW       16u     /* slots of a new block */
 #define GROW_SEQ        UINT64_MAX      /* other questions count from 0 */
 /*
@@ -64,7 +65,7 @@ static bool slot_gone(void *opaque, KsmForeign *f, uint32_t slot,
     return true;
 }
 
-static const StoreRoom room_unsaid = { UINT64_MAX, UINT64_MAX };
+static const StoreRoom room_unsaid = { STORE_NO_TAIL, 0 };
 
 void member_init(KsmMember *m, KsmStore *store, const char *name,
                  unsigned max_sharing)
@@ -366,11 +367,16 @@ static void room_send(KsmMember *m)
         .waiting = m->room.waiting,
     };
 
+    uint64_t now = prim.now_ns();
+    bool old = m->room_told.mappings != STORE_NO_TAIL &&
+               now - m->room_ns >= ROOM_NS;
+
     if (m->tells_room &&
-        (differs(m->room_told.mappings, m->room.mappings) ||
+        (old || differs(m->room_told.mappings, m->room.mappings) ||
          differs(m->room_told.waiting, m->room.waiting)) &&
         member_send(m, &room, sizeof(room))) {
         m->room_told = m->room;
+        m->room_ns = now;
     }
 }
 

@@ -75,6 +75,7 @@ typedef struct KsmMember {
     StoreTail tail, tail_told;
     bool tells_tail;        /* the daemon wants to know */
     StoreRoom room, room_told;  /* how much can be mapped, in the same way */
+    uint64_t room_ns;       /* when it was told */
     bool tells_room;
     /* refusals */
     bool refused;           /* the daemon ended the connection, last time */

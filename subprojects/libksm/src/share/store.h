@@ -78,7 +78,7 @@ typedef struct StoreAnswer {
         ANSWER_REFUSED,     /* what was offered came to nothing */
         ANSWER_FULL,        /* ... as OFFER_FULL */
         ANSWER_WANTED,      /* somebody else has it: offer it */
-        ANSWER_LEFT,        /* ... and there are no mappings for it: leave it */
+        ANSWER_LEFT,        /* ... and has no mappings for it: leave it */
         ANSWER_SLOT,        /* there it is; the answer is a user of the slot */
     } what;
     uint32_t id, tag;       /* as in the question */
@@ -96,9 +96,11 @@ typedef struct StoreTail {
     uint64_t bytes, given, merged;
 } StoreTail;
 
+#define STORE_NO_TAIL   UINT64_MAX      /* nothing is left to the kernel */
+
 /* How much more can be mapped here. */
 typedef struct StoreRoom {
-    uint64_t mappings;      /* that may be made for it */
+    uint64_t mappings;      /* that may be made for it; or STORE_NO_TAIL */
     uint64_t waiting;       /* pages that are to be mapped, as far as is known */
 } StoreRoom;
 
@@ -208,7 +210,7 @@ typedef struct KsmStoreOps {
     StoreStats (*stats)(KsmStore *s);
     /* What is left to the kernel is told; NULL where nobody wants to know. */
     void (*tail)(KsmStore *s, const StoreTail *tail);
-    /* ... how much room there is, where what there is none for can be left. */
+    /* How much room there is, where what there is none for can be left. */
     void (*room)(KsmStore *s, const StoreRoom *room);
     /* NULL where there is no group. */
     bool (*group)(KsmStore *s, KsmGroupStats *stats);

@@ -388,6 +388,12 @@ static int pagemap_ask(KsmDirty *d, const char *from, const char *to,
     return 0;
 }
 
+/* The bit says something else of pages in other states. */
+static bool page_is_blind(const KsmRegion *r, size_t page)
+{
+    return page_state(r, page) == PAGE_FREED && (r->state[page] & PAGE_BLIND);
+}
+
 /* As pagemap_ask() for [@from, @to), but the bits of blind pages stay clear. */
 static int pagemap_ask_but_blind(KsmDirty *d, KsmRegion *r, size_t from,
                                  size_t to, size_t origin,
@@ -397,10 +403,10 @@ static int pagemap_ask_but_blind(KsmDirty *d, KsmRegion *r, size_t from,
     size_t n;
 
     for (size_t i = from; i < to && ret == 0; i += n) {
-        bool blind = r->state[i] & PAGE_BLIND;
+        bool blind = page_is_blind(r, i);
 
         n = 1;
-        while (i + n < to && !!(r->state[i + n] & PAGE_BLIND) == blind) {
+        while (i + n < to && page_is_blind(r, i + n) == blind) {
             n++;
         }
         if (!blind) {
