@@ -325,6 +325,18 @@ static bool is_alone(const AskedBucket *b, unsigned bits, unsigned member)
            (b->entry[__builtin_ctz(bits)] & rest) == entry_of(member, 0);
 }
 
+/* Somebody is told otherwise: who is to leave it hears of that anew. */
+static void left_clear(AskedBucket *b, unsigned bits)
+{
+    for (; bits; bits &= bits - 1) {
+        uint64_t *entry = &b->entry[__builtin_ctz(bits)];
+
+        if ((*entry >> WANTED_AT & MARK_MASK) == LEFT_MARK) {
+            *entry &= ~((uint64_t)MARK_MASK << WANTED_AT);
+        }
+    }
+}
+
 bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now)
 {
     AskedBucket *b = bucket_of(a, hash);
@@ -340,6 +352,9 @@ bool asked_note(Asked *a, uint64_t hash, unsigned member, uint64_t now)
         return false;
     }
     found = askers_of(a, b, hash, bits, member, now);
+    if (found.left) {
+        left_clear(b, bucket_match(b, hash));
+    }
     if (found.others && (found.told || !found.coming)) {
         return note(a, b, &found, hash, member, mark_of(now));
     }

@@ -20,6 +20,7 @@
 #define TURN_NS     UINT64_C(1000000000)    /* it is known there by then */
 #define OLD_NS      UINT64_C(120000000000)  /* ... or came to nothing */
 #define RUN_TAKES   2.0     /* mappings, at most: one that it splits, too */
+#define SHORT_EACH  0.25    /* mappings a page: runs are shorter than 8 */
 
 static size_t samples_bytes(void)
 {
@@ -122,12 +123,15 @@ void room_charge(Room *r, uint64_t now)
 bool room_is_used(const Room *r, uint64_t now)
 {
     uint64_t lately = r->charged[0] + r->charged[1];
+    double each = room_each(r);
 
     if (now - r->turned >= OLD_NS) {
         lately = 0;
     }
-    return r->told &&
-           (MAX(r->waiting, lately) + 1.0) * room_each(r) > r->mappings;
+    if (!r->told || (each < SHORT_EACH && r->mappings)) {
+        return false;
+    }
+    return (MAX(r->waiting, lately) + 1.0) * each > r->mappings;
 }
 
 size_t rooms_bytes(const Rooms *rooms)

@@ -14,6 +14,9 @@
  * the one that their member asked about next.  If another asks about the same
  * page, does it go on with the same one, too?
  *
+ * Where runs are long, those that have the longest are mapped (cut.h), by all who
+ * have them alike: nothing is left while there are mappings.
+ *
  * A member says what it has yet to map, some time after it was told; so what it
  * was told since it spoke before counts, if that is more.
  *

@@ -170,7 +170,7 @@ static bool tell_member(void *opaque, unsigned number, uint64_t hash,
         send_news(s, m);        /* an ASK can leave more than a message takes */
     }
     if (conn_queued(m->conn) >= CONN_QUEUE_MAX) {
-        m->missed = true;
+        m->missed |= slot != WIRE_LEFT;     /* it need not ask for that */
         return false;
     }
     if (slot != WIRE_LEFT && !group_hold(&s->group, &m->held, slot)) {

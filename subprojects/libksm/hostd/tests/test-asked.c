@@ -195,6 +195,12 @@ static void test_left(void)
         g_assert(!asked_left(&a, 3, i, SECOND));
     }
     g_assert(asked_others(&a, 3, 50, other, &here) == ASKED_SAME);
+    /* whoever hears otherwise may hear of it again */
+    g_assert(!asked_note(&a, 4, 5, SECOND));
+    g_assert(asked_left(&a, 4, 6, SECOND));
+    asked_leave(&a, 5);
+    g_assert(!asked_note(&a, 4, 6, SECOND));
+    g_assert(asked_left(&a, 4, 7, SECOND));
     /* those who left do not keep it from the others */
     for (unsigned i = 0; i < 40; i++) {
         asked_leave(&a, i);

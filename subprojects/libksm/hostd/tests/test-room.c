@@ -172,6 +172,16 @@ static void test_used(void)
     g_assert(!room_is_used(r, now + 200 * SECOND));
     room_charge(r, now + 200 * SECOND);
     g_assert(r->charged[0] == 1 && r->charged[1] == 0);
+    /* long runs find mappings, whoever has them, as long as there are some */
+    g_assert(room_tell(&w.rooms, r, 100, 100000, now) == 0);
+    r->apart = 100;
+    g_assert(!room_is_used(r, now));
+    r->apart = 125;
+    g_assert(room_is_used(r, now));
+    r->apart = 10;
+    g_assert(room_tell(&w.rooms, r, 0, 0, now) == 0);
+    g_assert(room_is_used(r, now));
+    r->apart = 500 - 0.5;
     /* whatever a member says */
     g_assert(room_tell(&w.rooms, r, 0, 0, now) == 0);
     g_assert(room_is_used(r, 1000 * SECOND));

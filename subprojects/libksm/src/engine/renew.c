@@ -11,14 +11,16 @@
 #define RENEW_MIN       5u      /* at once: between them passes are idle */
 #define RENEW_MAX       64u
 
-/* Others may have room by now for what is left, unless ksmd has merged there. */
+/*
+ * Others may have room by now for what is left, unless ksmd has merged there, or
+ * found nothing: what is asked about again looks written.
+ */
 static bool is_alone(const KsmRegion *r, size_t page)
 {
-    PageState s = page_state(r, page);
+    const KsmChunk *c = page_chunk(r, page);
 
-    return s == PAGE_UNIQUE ||
-           (s == PAGE_EQUAL && (r->state[page] & PAGE_LEFT) &&
-            !page_chunk(r, page)->kernel);
+    return page_state(r, page) == PAGE_UNIQUE ||
+           (page_is_left(r, page) && !c->kernel && !c->tail_tries);
 }
 
 static void chunk_renew(KsmEngine *e, KsmRegion *r, size_t chunk)

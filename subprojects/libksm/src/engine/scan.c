@@ -161,7 +161,7 @@ static void next_soon(KsmEngine *e, const KsmChunk *c)
     KsmScan *s = &e->scan;
     uint64_t now = prim.now_ns();
 
-    promise_waits(&s->promise, c->gain);
+    promise_waits(&s->promise, c->gain - c->left);
     if (s->phase == PHASE_START &&
         promise_make(&s->promise, e->total.merged, now)) {
         s->due = MIN(s->due, MAX(s->started + pass_min_ns(e),

@@ -52,7 +52,7 @@ static void region_reasons(const KsmRegion *r, KsmStats *s)
     const uint64_t *n = r->count;
     uint64_t *why = s->reasons;
     /* chunks are refused for what is left of their gain, which was nothing */
-    uint64_t left = MIN(r->n_left, r->gain[KSM_REASON_NOT_WORTH]);
+    uint64_t left = MIN(r->n_left, r->gain[0] + r->gain[KSM_REASON_NOT_WORTH]);
 
     why[KSM_REASON_NOT_SCANNED] += n[PAGE_NEW] - r->n_written;
     /* until a pass has looked, whatever is a hole may be populated */

@@ -315,8 +315,12 @@ static void given_pass(KsmEngine *e, KsmRegion *r, size_t chunk)
 }
 
 /* What is equal there is not worth a mapping, and will not be. */
-static bool is_unworthy(const KsmChunk *c)
+static bool is_unworthy(const KsmEngine *e, const KsmChunk *c)
 {
+    if ((c->flags & CHUNK_HUGE) &&
+        c->gain - c->left < (int)parts_gain(&e->plan, c)) {
+        return true;
+    }
     return c->why_not == KSM_REASON_NOT_WORTH &&
            ((c->flags & CHUNK_HUGE) || c->late > LATE_MIN);
 }
@@ -333,7 +337,7 @@ void tail_pass(KsmEngine *e, KsmRegion *r, size_t chunk, size_t end)
     REGION_FOREACH_KNOWN(r, i, chunk, end) {
         KsmChunk *c = &r->chunk[i];
 
-        e->tail.unworthy_now += is_unworthy(c) ? c->gain - c->left : 0;
+        e->tail.unworthy_now += is_unworthy(e, c) ? c->gain - c->left : 0;
         if (c->flags & CHUNK_TAIL) {
             given_pass(e, r, i);
             continue;

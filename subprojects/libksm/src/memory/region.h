@@ -226,6 +226,12 @@ static inline bool page_is_known(const KsmRegion *r, size_t page)
     return s == PAGE_UNIQUE || s == PAGE_EQUAL || s == PAGE_ZEROES;
 }
 
+/* EQUAL, and left to the kernel. */
+static inline bool page_is_left(const KsmRegion *r, size_t page)
+{
+    return page_state(r, page) == PAGE_EQUAL && (r->state[page] & PAGE_LEFT);
+}
+
 /* Would merging save it? */
 static inline bool state_gains(PageState s)
 {

@@ -79,6 +79,8 @@ static bool partner_worth(KsmPlan *p, uint32_t place)
     size_t page;
     KsmRegion *r = directory_page(p->content->dir, place, &page);
     KsmChunk *c = page_chunk(r, page);
+    /* it will not be left any more */
+    bool left = page_is_left(r, page);
 
     if (r->leaving) {
         return false;
@@ -91,9 +93,9 @@ static bool partner_worth(KsmPlan *p, uint32_t place)
     if (p->late && !(c->flags & CHUNK_HUGE) && !parts_late(c)) {
         return false;       /* for now; it would be too dear there */
     }
-    return c->gain >= parts_gain(p, c) &&
+    return c->gain - c->left + left >= (int)parts_gain(p, c) &&
            sample_chunk(&p->sampler, r, page / CHUNK_PAGES) &&
-           c->gain >= parts_gain(p, c);
+           c->gain - c->left + left >= (int)parts_gain(p, c);
 }
 
 /* What the page was equal to is gone. */

@@ -10,6 +10,7 @@
 
 #define RECOUNT_MIN_NS  UINT64_C(500000000)
 #define RECOUNT_NS      (UINT64_C(10) * 1000000000)
+#define REGUESS_NS      (UINT64_C(60) * 1000000000)
 #define VMAS_GUESS      65530u  /* vm.max_map_count where not readable */
 #define USED_GUESS      1000u   /* mappings, where they cannot be counted */
 
@@ -129,7 +130,9 @@ size_t vmas_left(KsmVmas *v)
 
 size_t vmas_known(KsmVmas *v)
 {
-    if (!v->counted) {
+    bool guessed = v->since && prim.now_ns() - v->counted > REGUESS_NS;
+
+    if (!v->counted || guessed) {
         vmas_count(v);
     }
     return vmas_below(v, v->limit);
