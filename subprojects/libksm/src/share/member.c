@@ -366,7 +366,6 @@ static void room_send(KsmMember *m)
         .mappings = m->room.mappings,
         .waiting = m->room.waiting,
     };
-
     uint64_t now = prim.now_ns();
     bool old = m->room_told.mappings != STORE_NO_TAIL &&
                now - m->room_ns >= ROOM_NS;
