@@ -194,6 +194,8 @@ static void tell(Churn *c, const char *when)
     tell_one(when, "metadata_mib", stats.metadata / 1048576.0);
     tell_one(when, "pool_mib", stats.pages_shared / 256.0);
     tell_one(when, "cpu_s", (stats.scan_time + stats.merge_time) / 1e9);
+    tell_one(when, "passes", stats.full_scans);
+    tell_one(when, "broken_mib", stats.reasons[KSM_REASON_COW_BROKEN] / 256.0);
 }
 
 /* Pages that are not merged, by reason. */

@@ -99,7 +99,7 @@ static unsigned checks(KsmRhythm *m, uint64_t start, uint64_t gap, unsigned n)
     for (unsigned pass = 1; pass <= n; pass++) {
         PassYield yield = { .cost = MS };
 
-        rhythm_begin(m, pass, start + pass * gap, gap);
+        rhythm_begin(m, pass, start + pass * gap);
         found += m->check;
         rhythm_end(m, &yield);
     }
@@ -110,30 +110,28 @@ static unsigned checks(KsmRhythm *m, uint64_t start, uint64_t gap, unsigned n)
 static void test_rhythm_check(void)
 {
     PassYield dear = { .cost = 14 * MS, .hash = 13 * MS };
-    KsmRhythm m = { 0 };
+    KsmRhythm m = { .checked = 1000 * S };
 
     g_assert(checks(&m, 1000 * S, S, 40) == 40 / CHECK_PASSES);
     g_assert(m.looks == 1);
-    g_assert(checks(&m, 2000 * S, CALM_NS - 1, 40) == 40 / CHECK_PASSES);
-    /* 36 s apart, as four looks of 8 s */
-    g_assert(m.looks == 4);
-    g_assert(checks(&m, 3000 * S, CALM_NS, 40) == 40);
+    /* each second one, 10 s apart */
+    g_assert(checks(&m, 1040 * S, 5 * S, 40) == 20);
     g_assert(m.looks == 1);
-    g_assert(checks(&m, 4000 * S, 30 * S, 40) == 40);
+    g_assert(checks(&m, 1240 * S, CALM_NS, 40) == 40);
+    g_assert(m.looks == 1);
+    g_assert(checks(&m, 1600 * S, 30 * S, 40) == 40);
     g_assert(m.looks == 3);
     /* one that took 14 ms is enough for 42 s, or for CHECK_PASSES */
     rhythm_end(&m, &dear);
-    rhythm_begin(&m, 41, 5200 * S + 42 * S - 1, 30 * S);
+    rhythm_begin(&m, 41, 2800 * S + 42 * S - 1);
     g_assert(!m.check);
-    rhythm_begin(&m, 42, 5200 * S + 42 * S, 30 * S);
+    rhythm_begin(&m, 42, 2800 * S + 42 * S);
     g_assert(m.check && m.looks == 5);
     rhythm_end(&m, &dear);
-    rhythm_begin(&m, 44, 5200 * S + 43 * S, S);
+    rhythm_begin(&m, 44, 2800 * S + 43 * S);
     g_assert(m.check && m.looks == 1);
     /* nobody was there for a day */
-    rhythm_begin(&m, 45, 100000 * S, S);
-    g_assert(!m.check);
-    rhythm_begin(&m, 46, 100000 * S + 9 * S, 9 * S);
+    rhythm_begin(&m, 45, 100000 * S);
     g_assert(m.check && m.looks == 32);
 }
 
@@ -149,43 +147,86 @@ static bool checks_at(const KsmRhythm *m, uint64_t ns)
 {
     KsmRhythm before = *m, now = *m;
 
-    rhythm_begin(&before, 41, ns - 2 * MS, 30 * S);
-    rhythm_begin(&now, 41, ns + MS, 30 * S);
+    rhythm_begin(&before, 41, ns - 2 * MS);
+    rhythm_begin(&now, 41, ns + MS);
     return !before.check && now.check;
+}
+
+/* Looks that may not come often come in pairs; what is rarely equal is not quiet. */
+static void test_rhythm_pairs(void)
+{
+    KsmRhythm m = { 0 };
+
+    rhythm_begin(&m, 40, 1000 * S);
+    g_assert(m.check && m.looks == 32);
+    rest_after(&m, 40 * MS, 0);
+    /* not before it is a while, nor a third time, until both are paid for */
+    rhythm_begin(&m, 41, 1001 * S);
+    g_assert(!m.check);
+    rest_after(&m, MS, 0);
+    rhythm_begin(&m, 42, 1030 * S);
+    g_assert(m.check && m.looks == 3);
+    rest_after(&m, 40 * MS, 0);
+    rhythm_begin(&m, 43, 1060 * S);
+    g_assert(!m.check);
+    rest_after(&m, MS, 0);
+    g_assert(checks_at(&m, 1270 * S));
+    /* a minute apart, or less, is no pair */
+    rhythm_begin(&m, 48, 1093 * S);
+    g_assert(m.check && m.looks == 7);
+    rest_after(&m, 10 * MS, 0);
+    g_assert(checks_at(&m, 1123 * S));
+    /* however late the second one is, it is that */
+    rhythm_begin(&m, 52, 2000 * S);
+    rest_after(&m, 10 * MS, 0);
+    rhythm_begin(&m, 53, 2100 * S);
+    g_assert(m.check);
+    rest_after(&m, 10 * MS, 0);
+    g_assert(checks_at(&m, 2160 * S));
 }
 
 /* What looks find, and the next pass merges, has them come sooner. */
 static void test_rhythm_pays(void)
 {
-    KsmRhythm m = { 0 };
+    KsmRhythm m = { .checked = 1060 * S };
 
-    rhythm_begin(&m, 40, 1000 * S, 30 * S);
-    g_assert(m.check);
+    rhythm_begin(&m, 41, 1090 * S);
+    g_assert(m.check && !m.alone);
     rest_after(&m, 40 * MS, 0);
-    g_assert(checks_at(&m, 1120 * S));
-    rhythm_begin(&m, 41, 1030 * S, 30 * S);
+    g_assert(checks_at(&m, 1210 * S));
+    /* half of what it took: a 16th of 120 s */
+    rhythm_begin(&m, 42, 1092 * S);
     rest_after(&m, 5 * MS, 20 * MS);
-    g_assert(checks_at(&m, 1080 * S));
+    g_assert(m.check_rest == 7500 * MS);
     /* that is enough: what is merged later has nothing to do with it */
-    rhythm_begin(&m, 42, 1060 * S, 30 * S);
+    rhythm_begin(&m, 43, 1093 * S);
     rest_after(&m, 5 * MS, 900 * MS);
-    g_assert(checks_at(&m, 1080 * S));
-    /* at once, and in the next one; if that pays there is no rest */
-    rhythm_begin(&m, 43, 1080 * S + MS, 30 * S);
+    g_assert(m.check_rest == 7500 * MS);
+    /* never sooner than this, but for CHECK_PASSES */
+    g_assert(checks_at(&m, 1090 * S + CALM_NS + MS));
+    /* at once, and in the next one; what was before is half of it */
+    rhythm_begin(&m, 45, 1100 * S);
     g_assert(m.check);
-    rest_after(&m, 40 * MS, 20 * MS);
-    rhythm_begin(&m, 45, 1081 * S, S);
-    rest_after(&m, MS, 20 * MS);
-    g_assert(checks_at(&m, 1140 * S + MS));
-    rhythm_begin(&m, 46, 1140 * S + MS, 30 * S);
+    rest_after(&m, 40 * MS, 10 * MS);
+    rhythm_begin(&m, 46, 1101 * S);
+    rest_after(&m, MS, 10 * MS);
+    g_assert(m.check_spent == 60 * MS && m.check_gained == 30 * MS);
+    g_assert(m.check_rest == 7500 * MS);
+    rhythm_begin(&m, 49, 1120 * S);
     rest_after(&m, 400 * MS, 201 * MS);
-    rhythm_begin(&m, 47, 1141 * S, S);
-    rest_after(&m, MS, 200 * MS);
-    rhythm_begin(&m, 49, 1142 * S, CALM_NS);
-    g_assert(m.check);
+    rhythm_begin(&m, 50, 1121 * S);
+    rest_after(&m, MS, 300 * MS);
+    g_assert(m.check_rest == 0);
+    /* gains that are more than was spent do not last */
+    rhythm_begin(&m, 53, 1140 * S);
+    rest_after(&m, 100 * MS, 0);
+    g_assert(m.check_spent == 315 * MS && m.check_gained == 215 * MS);
 }
 
-/* A rest is 3000 times what the pass took, or what is left of it by gains. */
+/*
+ * A rest is 3000 times what the pass took, or what is left of it by gains: the
+ * fourth power of what was lost.
+ */
 static void test_rhythm_rest(void)
 {
     PassYield hashed = { .cost = 3 * MS, .hash = 2 * MS };
@@ -201,25 +242,36 @@ static void test_rhythm_rest(void)
     g_assert(rhythm_end(&m, &hurried) == S / 10);
     hurried.cost = 40 * MS;
     g_assert(rhythm_end(&m, &hurried) == 4 * S);
+    /* it was worth half of what it took: a 16th */
+    m = (KsmRhythm) { 0 };
+    g_assert(rest_after(&m, 4 * MS, 2 * MS) == 750 * MS);
+    /* of this one, and half of the last; again */
+    g_assert(m.spent == 2 * MS && m.gained == MS);
+    g_assert(rest_after(&m, 2 * MS, 3 * MS) == 0);
+    g_assert(m.spent == 4 * MS && m.gained == 4 * MS && !m.owed);
+    g_assert(rest_after(&m, 4 * MS, 0) == 750 * MS);
+    g_assert(rest_after(&m, 2 * MS, 2 * MS) / MS == 6000 / 81);
     /* what it was worth is what it took */
-    g_assert(rest_after(&m, 2 * MS, 2 * MS) / MS == 3000);
-    /* it paid, and the rest after the next one is the shorter for it */
-    g_assert(rest_after(&m, MS, 8 * MS) == 0);
-    g_assert(m.spent == MS && m.gained == 8 * MS);
-    g_assert(rest_after(&m, MS, 0) / MS == 600);
-    /* once */
-    g_assert(rest_after(&m, MS, 0) == 3 * S);
+    m = (KsmRhythm) { 0 };
+    g_assert(rest_after(&m, 2 * MS, 2 * MS) == 1);
+    /* what is more than that does not last */
+    g_assert(rest_after(&m, MS, 80 * MS) == 0);
+    g_assert(rest_after(&m, MS, 0) == 1);
+    g_assert(m.spent == m.gained && m.spent == 3 * MS / 2);
+    g_assert(rest_after(&m, 3 * MS / 2, 0) == 4500 * MS / 16);
     /* no rest now is a longer one later, unless something comes of it */
+    m = (KsmRhythm) { 0 };
     g_assert(rhythm_end(&m, &goes_on) == 0);
     g_assert(m.owed == 2 * MS && m.spent == 3 * MS);
     g_assert(rest_after(&m, MS, 0) == 9 * S);
     g_assert(rhythm_end(&m, &goes_on) == 0);
     g_assert(rest_after(&m, MS, MS + 1) == 0);
     g_assert(m.owed == 0);
-    g_assert((rest_after(&m, MS, 0) + 500) / MS == 2500);
-    /* what a gain takes off is taken off before the limit: 120 s, 60 s, 30 s */
-    g_assert(rest_after(&m, 40 * MS, 40 * MS) == 30 * S);
-    g_assert((rest_after(&m, 15 * MS, 15 * MS) + 500) / MS == 22500);
+    /* what a gain takes off is taken off before the limit */
+    m = (KsmRhythm) { 0 };
+    g_assert(rest_after(&m, 320 * MS, 0) == 30 * S);
+    m = (KsmRhythm) { 0 };
+    g_assert(rest_after(&m, 80 * MS, 40 * MS) == 15 * S);
 }
 
 /* A pass of 1 ms ends, after which @waits pages wait for the next one. */
@@ -308,6 +360,7 @@ int main(int argc, char **argv)
     g_test_add_func("/budget/limit", test_limit);
     g_test_add_func("/budget/spread", test_spread);
     g_test_add_func("/rhythm/check", test_rhythm_check);
+    g_test_add_func("/rhythm/pairs", test_rhythm_pairs);
     g_test_add_func("/rhythm/pays", test_rhythm_pays);
     g_test_add_func("/rhythm/rest", test_rhythm_rest);
     g_test_add_func("/promise/pays", test_promise_pays);

@@ -7,17 +7,18 @@
  * CPU time that passes took since the last rest, or the last one that did,
  * excluding hashing, which is done once: passes over idle memory take 0.033 %
  * of a core.  Where memory is written all the time, what has gone quiet is
- * written again if it is not found soon: the more was gained since the last
- * rest, compared with what that took, the shorter is this one.  So more is
- * spent only where something comes of it.  Where the next passes are waited for
- * they take up to 1 % of a core.  What is merged during a rest, and pays for the
- * passes before it, ends that rest (scan.c).
+ * written again if it is not found soon: the more was gained lately, compared
+ * with what that took, the shorter is the rest.  So more is spent only where
+ * something comes of it.  Where the next passes are waited for they take up to
+ * 1 % of a core.  What is merged during a rest, and pays for the passes before
+ * it, ends that rest (scan.c).
  *
- * Merged pages that were written are looked at each CHECK_PASSES at least.
- * Where passes are rare that goes by the clock, too, as long as such passes
- * take no more than the others, or pay: what is written all the time is found
- * quiet only by looks that come soon.  For the wait after restoring a look counts
- * as several, if it is so long after the last one.
+ * Merged pages that were written are looked at each CHECK_PASSES at least; by
+ * the clock, too, as long as passes that look take no more than the others, or
+ * pay: what is written all the time is found quiet only by looks that come
+ * soon.  Where they may not, two come in a row, and then none for twice as
+ * long.  For the wait after restoring a look counts as several, if it is so long
+ * after the last one.
  */
 #ifndef KSM_RHYTHM_H
 #define KSM_RHYTHM_H
@@ -27,15 +28,18 @@
 
 typedef struct KsmRhythm {
     bool check;             /* merged pages are looked at in this pass ... */
-    unsigned looks;         /* ... which counts as so many looks */
+    bool alone;             /* ... long after the last look: the next is soon */
+    bool second;            /* ... this one, of such a pair */
+    unsigned looks;         /* it counts as so many looks */
     uint16_t all_looks;     /* low bits of their number, ever */
     uint64_t checked;       /* ns; when they were looked at */
     uint64_t check_rest;    /* ns for which that is enough */
-    uint64_t check_cost;    /* ns of that pass ... */
-    uint64_t check_gain;    /* ... and what it and the next one merged is worth */
-    unsigned judged;        /* ... as far as those have ended */
+    uint64_t check_cost;    /* ns of that pass, or both of a pair */
+    uint64_t check_spent;   /* ... of all that looked, lately ... */
+    uint64_t check_gained;  /* ... and what each and the next merged is worth */
+    unsigned judged;        /* as far as those have ended */
     uint64_t owed;          /* ns of passes that did not pay */
-    uint64_t spent;         /* ns of all passes since the last rest ... */
+    uint64_t spent;         /* ns of all passes, lately ... */
     uint64_t gained;        /* ... and what was merged is worth */
 } KsmRhythm;
 
@@ -48,8 +52,8 @@ typedef struct PassYield {
     bool hurry;             /* ... or a short one */
 } PassYield;
 
-/* Number @pass begins, @now, @since ns after the one before it did. */
-void rhythm_begin(KsmRhythm *m, uint64_t pass, uint64_t now, uint64_t since);
+/* Number @pass begins, @now. */
+void rhythm_begin(KsmRhythm *m, uint64_t pass, uint64_t now);
 
 /* ... and ends: ns to rest, as far as its cost goes; 0: no rest. */
 uint64_t rhythm_end(KsmRhythm *m, const PassYield *yield);

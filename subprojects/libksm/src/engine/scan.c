@@ -437,7 +437,7 @@ static void pass_start(KsmEngine *e)
 
     s->pass++;
     dirty_pass(&e->dirty, now - s->started);
-    rhythm_begin(&s->rhythm, s->pass, now, now - s->started);
+    rhythm_begin(&s->rhythm, s->pass, now);
     s->started = now;
     s->active = false;
     s->scan_time = e->total.scan_time;
