@@ -122,13 +122,14 @@ static void test_rhythm_check(void)
     g_assert(checks(&m, 1600 * S, 30 * S, 40) == 40);
     g_assert(m.looks == 3);
     /* one that took 14 ms is enough for 42 s, or for CHECK_PASSES */
+    rhythm_begin(&m, 41, 2830 * S);
     rhythm_end(&m, &dear);
-    rhythm_begin(&m, 41, 2800 * S + 42 * S - 1);
+    rhythm_begin(&m, 42, 2830 * S + 42 * S - 1);
     g_assert(!m.check);
-    rhythm_begin(&m, 42, 2800 * S + 42 * S);
+    rhythm_begin(&m, 43, 2830 * S + 42 * S);
     g_assert(m.check && m.looks == 5);
     rhythm_end(&m, &dear);
-    rhythm_begin(&m, 44, 2800 * S + 43 * S);
+    rhythm_begin(&m, 44, 2830 * S + 43 * S);
     g_assert(m.check && m.looks == 1);
     /* nobody was there for a day */
     rhythm_begin(&m, 45, 100000 * S);
@@ -176,11 +177,22 @@ static void test_rhythm_pairs(void)
     g_assert(m.check && m.looks == 7);
     rest_after(&m, 10 * MS, 0);
     g_assert(checks_at(&m, 1123 * S));
+    /* the next one's turn would be a third look: not this time */
+    rhythm_begin(&m, 53, 1157 * S);
+    g_assert(m.check && m.alone && m.looks == 8);
+    rhythm_begin(&m, 54, 1187 * S);
+    g_assert(m.check && m.second && m.soonest == 7 + 8 + 3);
+    m.check_rest = 10000 * S;
+    rhythm_begin(&m, 56, 1217 * S);
+    g_assert(!m.check);
+    rhythm_begin(&m, 60, 1247 * S);
+    g_assert(m.check && !m.second && m.soonest == 8 + 3 + 7);
+    m.check_rest = 0;
     /* however late the second one is, it is that */
-    rhythm_begin(&m, 52, 2000 * S);
+    rhythm_begin(&m, 64, 2000 * S);
     rest_after(&m, 10 * MS, 0);
-    rhythm_begin(&m, 53, 2100 * S);
-    g_assert(m.check);
+    rhythm_begin(&m, 65, 2100 * S);
+    g_assert(m.check && m.second && !m.alone);
     rest_after(&m, 10 * MS, 0);
     g_assert(checks_at(&m, 2160 * S));
 }
@@ -188,6 +200,7 @@ static void test_rhythm_pairs(void)
 /* What looks find, and the next pass merges, has them come sooner. */
 static void test_rhythm_pays(void)
 {
+    PassYield late = { .cost = 40 * MS, .worth = 10 * MS, .late = true };
     KsmRhythm m = { .checked = 1060 * S };
 
     rhythm_begin(&m, 41, 1090 * S);
@@ -221,6 +234,23 @@ static void test_rhythm_pays(void)
     rhythm_begin(&m, 53, 1140 * S);
     rest_after(&m, 100 * MS, 0);
     g_assert(m.check_spent == 315 * MS && m.check_gained == 215 * MS);
+    /* others are asked about it first: what the third pass has counts, too */
+    m.check_spent = m.check_gained = 0;
+    rhythm_begin(&m, 56, 1160 * S);
+    rhythm_end(&m, &late);
+    late.cost = 0;
+    rhythm_begin(&m, 57, 1161 * S);
+    rhythm_end(&m, &late);
+    g_assert(!m.check && m.check_rest == 7500 * MS);
+    rhythm_gains(&m, 1 * MS);
+    late.worth = 2 * MS;
+    rhythm_begin(&m, 58, 1162 * S);
+    rhythm_end(&m, &late);
+    g_assert(m.check_gained == 23 * MS && m.check_rest < 7500 * MS);
+    rhythm_begin(&m, 59, 1163 * S);
+    rhythm_end(&m, &late);
+    rhythm_gains(&m, 1 * MS);
+    g_assert(m.check_gained == 23 * MS);
 }
 
 /*
@@ -262,11 +292,27 @@ static void test_rhythm_rest(void)
     /* no rest now is a longer one later, unless something comes of it */
     m = (KsmRhythm) { 0 };
     g_assert(rhythm_end(&m, &goes_on) == 0);
-    g_assert(m.owed == 2 * MS && m.spent == 3 * MS);
+    g_assert(m.owed == 2 * MS && m.spent == 2 * MS);
     g_assert(rest_after(&m, MS, 0) == 9 * S);
     g_assert(rhythm_end(&m, &goes_on) == 0);
     g_assert(rest_after(&m, MS, MS + 1) == 0);
     g_assert(m.owed == 0);
+    /* hashing is not what a gain is compared with, but for whether it paid */
+    m = (KsmRhythm) { 0 };
+    hashed.worth = MS / 2;
+    g_assert(rhythm_end(&m, &hashed) == 3 * S / 16);
+    /* a gain takes nothing off a short rest before that is the longer one */
+    m = (KsmRhythm) { 0 };
+    hurried.worth = 20 * MS;
+    g_assert(rhythm_end(&m, &hurried) == 4 * S);
+    m = (KsmRhythm) { 0 };
+    hurried.worth = 30 * MS;
+    g_assert(rhythm_end(&m, &hurried) == 40 * 3 * S / 256);
+    /* what is merged during a rest counts for the next one */
+    m = (KsmRhythm) { 0 };
+    g_assert(rest_after(&m, 4 * MS, 0) == 12 * S);
+    rhythm_gains(&m, 3 * MS);
+    g_assert(rest_after(&m, 4 * MS, 0) == 750 * MS);
     /* what a gain takes off is taken off before the limit */
     m = (KsmRhythm) { 0 };
     g_assert(rest_after(&m, 320 * MS, 0) == 30 * S);

@@ -250,10 +250,9 @@ static bool chunk_is_hot(const KsmChunk *c)
  */
 static void chunk_wait(KsmEngine *e, KsmChunk *c, bool long_wait)
 {
-    unsigned soonest = (QUIET_LOOKS + 1) * e->scan.rhythm.looks;
     unsigned max = long_wait ? BACKOFF_MAX : BACKOFF_SOME;
 
-    if (c->calm >= MAX(4u << c->restored, soonest)) {
+    if (c->calm >= MAX(4u << c->restored, e->scan.rhythm.soonest)) {
         c->restored -= c->restored > 0;
     } else if (c->restored < max) {
         c->restored++;

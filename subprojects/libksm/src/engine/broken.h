@@ -31,7 +31,7 @@ static inline void broken_count(const KsmEngine *e, KsmChunk *c)
 {
     const KsmRhythm *m = &e->scan.rhythm;
     uint16_t looks = m->all_looks - c->restored_at;
-    uint16_t *n = looks < MAX(LIFE_LOOKS, 3 * m->looks) ? &c->soon : &c->later;
+    uint16_t *n = looks < MAX(LIFE_LOOKS, m->soonest) ? &c->soon : &c->later;
 
     *n = MIN(*n + 1, UINT16_MAX);
 }

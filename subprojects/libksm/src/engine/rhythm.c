@@ -21,21 +21,7 @@
  * What is the same in two looks as far apart as this, or further, hardly tells
  * that it is quiet, where memory is written: they come in pairs.
  */
-#define PAIR_NS     UINT64_C(64000000000)
-
-void rhythm_begin(KsmRhythm *m, uint64_t pass, uint64_t now)
-{
-    m->check = pass % CHECK_PASSES == 0 ||
-               (now - m->checked >= CALM_NS &&
-                (m->alone || now - m->checked >= m->check_rest));
-    if (m->check) {
-        m->second = m->alone;
-        m->alone = !m->second && now - m->checked >= PAIR_NS;
-        m->looks = CLAMP((now - m->checked) / LOOK_NS, 1, LOOKS_MAX);
-        m->checked = now;
-        m->all_looks += m->looks;
-    }
-}
+#define LOOKS_APART 8u
 
 /*
  * What is left of a rest.  A power, and not a threshold: where passes that pay
@@ -52,47 +38,79 @@ static double rest_share(uint64_t spent, uint64_t gained)
     return lost * lost;
 }
 
-/* A pass counts for twice as much as the one before the rest, or the look. */
+/* What was before the last rest, or the last look, counts half. */
 static void fade(uint64_t *spent, uint64_t *gained)
 {
     *gained = MIN(*gained, *spent) / 2;
     *spent /= 2;
 }
 
-/* What was found quiet is merged at once, or in the next pass. */
-static void check_judge(KsmRhythm *m, const PassYield *yield)
+static void look_begin(KsmRhythm *m, uint64_t pass, uint64_t now)
 {
-    if (m->check) {
-        if (!m->second) {
-            m->check_cost = 0;
-            fade(&m->check_spent, &m->check_gained);
-        }
-        m->check_cost += yield->cost;
-        m->check_spent += yield->cost;
-        m->judged = 0;
+    m->looks = CLAMP((now - m->checked) / LOOK_NS, 1, LOOKS_MAX);
+    m->second = m->alone;
+    m->alone = !m->second && m->looks >= LOOKS_APART;
+    m->check_pass = pass;
+    m->checked = now;
+    m->all_looks += m->looks;
+    m->soonest = m->looks + m->before[0] + m->before[1];
+    m->before[1] = m->before[0];
+    m->before[0] = m->looks;
+    m->judged = 0;
+    if (!m->second) {
+        m->check_cost = 0;
+        fade(&m->check_spent, &m->check_gained);
     }
-    if (m->judged < 2) {
-        m->judged++;
-        m->check_gained += yield->worth;
+}
+
+void rhythm_begin(KsmRhythm *m, uint64_t pass, uint64_t now)
+{
+    uint64_t least = MAX(CALM_NS, m->alone ? 0 : m->check_rest);
+
+    /* a pair is instead of two */
+    m->check = now - m->checked >= least ||
+               (pass % CHECK_PASSES == 0 &&
+                (!m->second || pass - m->check_pass >= CHECK_PASSES));
+    if (m->check) {
+        look_begin(m, pass, now);
+    }
+}
+
+/* What looks find quiet is merged at once, in the next pass, or @late. */
+static void check_judge(KsmRhythm *m, uint64_t worth, bool late)
+{
+    if (m->judged < 2 + late) {
+        m->check_gained += worth;
         m->check_rest = m->check_cost * REST_SHARE *
                         rest_share(m->check_spent, m->check_gained);
     }
 }
 
+void rhythm_gains(KsmRhythm *m, uint64_t worth)
+{
+    m->gained += worth;
+    check_judge(m, worth, true);
+}
+
 uint64_t rhythm_end(KsmRhythm *m, const PassYield *yield)
 {
     bool paid = yield->worth > yield->cost;
-    unsigned share = yield->hurry ? HURRY_SHARE : REST_SHARE;
+    double most = yield->hurry ? HURRY_SHARE : REST_SHARE;
     uint64_t rest;
 
-    check_judge(m, yield);
+    if (m->check) {
+        m->check_cost += yield->cost;
+        m->check_spent += yield->cost;
+    }
+    check_judge(m, yield->worth, yield->late);
+    m->judged += m->judged < UINT_MAX;
     m->owed = paid ? 0 : m->owed + yield->cost - yield->hash;
-    m->spent += yield->cost;
+    m->spent += yield->cost - yield->hash;
     m->gained += yield->worth;
     if (paid || yield->go_on) {
         return 0;
     }
-    rest = m->owed * share * rest_share(m->spent, m->gained);
+    rest = m->owed * MIN(REST_SHARE * rest_share(m->spent, m->gained), most);
     m->owed = 0;
     fade(&m->spent, &m->gained);
     return CLAMP(rest, 1, REST_MAX_NS);

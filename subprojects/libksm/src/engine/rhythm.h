@@ -17,8 +17,11 @@
  * the clock, too, as long as passes that look take no more than the others, or
  * pay: what is written all the time is found quiet only by looks that come
  * soon.  Where they may not, two come in a row, and then none for twice as
- * long.  For the wait after restoring a look counts as several, if it is so long
- * after the last one.
+ * long.  A look counts as several, if it is so long after the last one.
+ *
+ * So a guest that goes on writing may cost more than an idle one, and does if
+ * merging earns it: 0.1 % of a core where it earns a quarter of what passes
+ * take, 0.5 % for half.
  */
 #ifndef KSM_RHYTHM_H
 #define KSM_RHYTHM_H
@@ -30,14 +33,17 @@ typedef struct KsmRhythm {
     bool check;             /* merged pages are looked at in this pass ... */
     bool alone;             /* ... long after the last look: the next is soon */
     bool second;            /* ... this one, of such a pair */
-    unsigned looks;         /* it counts as so many looks */
+    uint8_t looks;          /* it counts as so many looks */
+    uint8_t before[2];      /* ... those before it did */
+    uint8_t soonest;        /* looks from a write to when it is found quiet */
     uint16_t all_looks;     /* low bits of their number, ever */
-    uint64_t checked;       /* ns; when they were looked at */
+    uint64_t check_pass;    /* number of the pass ... */
+    uint64_t checked;       /* ... and ns, when they were looked at */
     uint64_t check_rest;    /* ns for which that is enough */
     uint64_t check_cost;    /* ns of that pass, or both of a pair */
     uint64_t check_spent;   /* ... of all that looked, lately ... */
     uint64_t check_gained;  /* ... and what each and the next merged is worth */
-    unsigned judged;        /* as far as those have ended */
+    unsigned judged;        /* passes since that have ended */
     uint64_t owed;          /* ns of passes that did not pay */
     uint64_t spent;         /* ns of all passes, lately ... */
     uint64_t gained;        /* ... and what was merged is worth */
@@ -50,10 +56,14 @@ typedef struct PassYield {
     uint64_t worth;         /* what was merged may have cost so much */
     bool go_on;             /* there is to be no rest, whether it paid or not */
     bool hurry;             /* ... or a short one */
+    bool late;              /* others are asked first: merged a pass later */
 } PassYield;
 
 /* Number @pass begins, @now. */
 void rhythm_begin(KsmRhythm *m, uint64_t pass, uint64_t now);
+
+/* What was merged in a rest is worth so much. */
+void rhythm_gains(KsmRhythm *m, uint64_t worth);
 
 /* ... and ends: ns to rest, as far as its cost goes; 0: no rest. */
 uint64_t rhythm_end(KsmRhythm *m, const PassYield *yield);

@@ -234,14 +234,16 @@ static void rest_shorten(KsmEngine *e)
     KsmScan *s = &e->scan;
     uint64_t soon = MAX(s->started + pass_min_ns(e),
                         prim.now_ns() + IDLE_MIN_NS);
+    uint64_t worth = (e->total.merged - s->merged) * PAGE_WORTH_NS;
 
     if (s->settle || e->follow.phase == FOLLOW_MERGE || s->due <= soon ||
-        (e->total.merged - s->merged) * PAGE_WORTH_NS <= s->cost) {
+        worth <= s->cost) {
         return;
     }
     s->due = soon;
     /* it has paid, and not for the next pass too */
     s->merged = e->total.merged;
+    rhythm_gains(&s->rhythm, worth);
 }
 
 static unsigned ripe_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
@@ -467,6 +469,7 @@ static uint64_t pass_rest(KsmEngine *e)
         .hash = s->hash_time,
         .worth = (e->total.merged - s->merged) * PAGE_WORTH_NS,
         .go_on = s->restored,
+        .late = e->content.store->ripen_ns > 0,
     };
     uint64_t idle = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
