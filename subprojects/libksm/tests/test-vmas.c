@@ -23,7 +23,8 @@ static uint64_t clock_set(void)
 
 /*
  * Mappings are counted again when the count may be wrong, not more often: half
- * of @left may be gone after half a second, or a few in ten.
+ * of @left may be gone after half a second, or a few in ten.  Where counting
+ * takes long that is longer.
  */
 static void test_recount(void)
 {
@@ -31,18 +32,24 @@ static void test_recount(void)
         size_t used, since;
         uint64_t age;
         bool counted;
+        uint64_t took;
     } cases[] = {
-        { 0, 0, 100 * SECOND, false },
-        { 0, 1, 10 * SECOND, false },
-        { 0, 1, 10 * SECOND + 1, true },
-        { 500, 0, 100 * SECOND, false },
-        { 501, 0, 10 * SECOND, false },
-        { 501, 0, 10 * SECOND + 1, true },
-        { 200, 200, SECOND, false },
-        { 200, 201, SECOND, true },
-        { 200, 201, SECOND / 2, false },
-        { 200, 201, SECOND / 2 + 1, true },
-        { 1001, 1, SECOND, true },
+        { 0, 0, 100 * SECOND, false, 0 },
+        { 0, 1, 10 * SECOND, false, 0 },
+        { 0, 1, 10 * SECOND + 1, true, 0 },
+        { 500, 0, 100 * SECOND, false, 0 },
+        { 501, 0, 10 * SECOND, false, 0 },
+        { 501, 0, 10 * SECOND + 1, true, 0 },
+        { 200, 200, SECOND, false, 0 },
+        { 200, 201, SECOND, true, 0 },
+        { 200, 201, SECOND / 2, false, 0 },
+        { 200, 201, SECOND / 2 + 1, true, 0 },
+        { 1001, 1, SECOND, true, 0 },
+        { 0, 1, 20 * SECOND, false, SECOND / 20 },
+        { 0, 1, 20 * SECOND + 1, true, SECOND / 20 },
+        { 0, 1, 10 * SECOND + 1, true, SECOND / 50 },
+        { 200, 201, SECOND, false, SECOND / 20 },
+        { 200, 201, SECOND + 1, true, SECOND / 20 },
     };
     KsmVmas made, *v = &made;
 
@@ -55,6 +62,7 @@ static void test_recount(void)
                 .maps = v->maps, .percent = v->percent,
                 .max = 1000, .limit = 1000, .used = cases[i].used,
                 .since = cases[i].since, .counted = clock_ns,
+                .took = cases[i].took,
             };
             clock_ns += cases[i].age;
             if (k) {
@@ -64,6 +72,7 @@ static void test_recount(void)
             }
             if (cases[i].counted) {
                 g_assert(v->counted == clock_ns && v->since == 0);
+                g_assert(v->took > 0 && v->took < SECOND);
                 g_assert(v->max == util_mappings_allowed());
             } else {
                 g_assert(v->counted == 100 * SECOND && v->max == 1000);

@@ -8,8 +8,14 @@
 #include "base/prim.h"
 #include "merge/vmas.h"
 
+/*
+ * Counted again, at most, after these, and these times what the last count took:
+ * a million mappings take half a second.
+ */
 #define RECOUNT_MIN_NS  UINT64_C(500000000)
 #define RECOUNT_NS      (UINT64_C(10) * 1000000000)
+#define RECOUNT_MIN_TOOK    20u
+#define RECOUNT_TOOK        400u
 #define REGUESS_NS      (UINT64_C(60) * 1000000000)
 #define VMAS_GUESS      65530u  /* vm.max_map_count where not readable */
 #define USED_GUESS      1000u   /* mappings, where they cannot be counted */
@@ -91,6 +97,7 @@ bool vmas_at(const KsmVmas *v, const void *addr, char **start, char **end)
 
 static void vmas_count(KsmVmas *v)
 {
+    uint64_t cpu = prim.cpu_ns();
     g_autofree char *max = prim_read_file("/proc/sys/vm/max_map_count", NULL);
     ssize_t lines = maps_lines(v);
 
@@ -100,6 +107,7 @@ static void vmas_count(KsmVmas *v)
     v->used = lines < 0 ? v->used + v->since : lines;
     v->since = 0;
     v->counted = prim.now_ns();
+    v->took = prim.cpu_ns() - cpu;
 }
 
 static size_t vmas_below(const KsmVmas *v, size_t limit)
@@ -116,8 +124,10 @@ static void vmas_look(KsmVmas *v)
     uint64_t age = prim.now_ns() - v->counted;
 
     if (!v->counted ||
-        (v->since > left / 4 && age > RECOUNT_MIN_NS) ||
-        ((v->since || left < v->limit / 2) && age > RECOUNT_NS)) {
+        (v->since > left / 4 &&
+         age > MAX(RECOUNT_MIN_NS, RECOUNT_MIN_TOOK * v->took)) ||
+        ((v->since || left < v->limit / 2) &&
+         age > MAX(RECOUNT_NS, RECOUNT_TOOK * v->took))) {
         vmas_count(v);
     }
 }

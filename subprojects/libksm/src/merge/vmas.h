@@ -25,6 +25,7 @@ typedef struct KsmVmas {
     size_t used;            /* it had when they were counted */
     size_t since;           /* made by us since then, at most */
     uint64_t counted;       /* ns; 0: never, or not any more */
+    uint64_t took;          /* ... of CPU, to count them */
 } KsmVmas;
 
 void vmas_init(KsmVmas *v, unsigned percent, size_t reserve);
