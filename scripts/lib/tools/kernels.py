@@ -48,9 +48,11 @@ RELEASES = ("bookworm", "trixie", "forky")
 #: of the default run of scripts/check
 QUICK_RELEASES = ("bookworm", "forky")
 QUICK_SUITES = ("unit",)
-#: Not of that run: the same tests over the fake remote store.  What the kernel does
-#: is the same, and emulated they take minutes.
-NOT_QUICK = "-fake"
+#: Not of that run: the same tests over the fake remote store, and those of what is
+#: merged when.  What the kernel does is the same, and emulated they take minutes.
+NOT_QUICK = re.compile("-fake$|^answers$|^scan$")
+#: Another step runs beside it.
+QUICK_CPUS = 1
 #: What has to be in the reason of a skip where the kernel lacks it.
 NEEDED = re.compile("UFFDIO_MOVE|PAGEMAP_SCAN")
 NEEDED_SINCE = (6, 8)
@@ -554,8 +556,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--cpus",
         type=int,
-        default=CPUS,
-        help="of the guest; on a busy machine one gets much more done than two",
+        help=f"of the guest ({CPUS}; --quick: {QUICK_CPUS}); on a busy machine one gets "
+        "much more done than two",
     )
     return parser.parse_args()
 
@@ -564,12 +566,13 @@ def main() -> int:
     args = parse()
     build = args.build.resolve()
     tests = meson_tests(build, args.seconds, args.fault_step)
+    cpus = args.cpus or (QUICK_CPUS if args.quick else CPUS)
     if args.quick:
         tests = [
             test
             for test in tests
             if set(test.suites) & set(QUICK_SUITES)
-            and not test.name.endswith(NOT_QUICK)
+            and not NOT_QUICK.search(test.name)
         ]
     if args.suite:
         tests = [test for test in tests if args.suite in test.suites]
@@ -581,7 +584,7 @@ def main() -> int:
     total = Outcome()
     for release in args.release or (QUICK_RELEASES if args.quick else RELEASES):
         try:
-            outcome = run_kernel(release, build, tests, args.cpus)
+            outcome = run_kernel(release, build, tests, cpus)
         except (GuestError, OSError, subprocess.SubprocessError) as error:
             outcome = Outcome(failed=[f"{release}: {error}"])
         total.passed += outcome.passed

@@ -794,7 +794,11 @@ static void owner_maps_again(void)
          mmap(at, GONE_N * PAGE, PROT_READ | PROT_WRITE,
               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != at;
          tries++) {
-        g_assert(errno == EEXIST && tries < 1000);
+        if (errno != EEXIST || tries == 1000) {
+            g_autofree char *maps = prim_read_file("/proc/self/maps", NULL);
+
+            g_error("%p: %s\n%s", at, g_strerror(errno), maps);
+        }
         g_usleep(1000);
     }
 }
