@@ -225,6 +225,16 @@ LAYOUTS: dict[str, list[Layout]] = {
     ],
     "churn": [
         Layout(
+            "while it is written",
+            {"first": "first half", "second": "second half"},
+            [
+                Column("saved MiB\nmedian", "{}_saved_mib"),
+                Column("least", "{}_least_mib"),
+                Column("mappings\nat most", "{}_maps"),
+                Column("engine\nCPU %", "{}_cpu_percent"),
+            ],
+        ),
+        Layout(
             "in the end",
             {"old": "after churn", "new": "a new engine"},
             [

@@ -7,8 +7,10 @@ better.  Leaves to others: running workers, rights (harness.py).
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 from bench.guests import make_images
 from bench.harness import BUILD, Metrics, Session, divide, medians
@@ -312,10 +314,28 @@ def scale(s: Session) -> Metrics:
     return out
 
 
+def churn_halves(out: Metrics, minutes: float) -> None:
+    """What is saved while memory is written, by the first and the second half."""
+    moments = sorted(k.removesuffix("_maps") for k in out if re.match(r"at\d+_maps", k))
+    middle = len(moments) // 2
+    cpu = 0.0
+    for half, part in (("first", moments[:middle]), ("second", moments[middle:])):
+        saved = [out[f"{moment}_saved_mib"] for moment in part]
+        out[f"{half}_saved_mib"] = median(saved)
+        out[f"{half}_least_mib"] = min(saved)
+        out[f"{half}_maps"] = max(out[f"{moment}_maps"] for moment in part)
+        until = out[f"{part[-1]}_cpu_s"]
+        seconds = 60 * minutes * len(part) / len(moments)
+        out[f"{half}_cpu_percent"] = 100 * (until - cpu) / seconds
+        cpu = until
+
+
 def churn(s: Session) -> Metrics:
     """Memory written, freed and merged for two hours, then by a new engine."""
-    sizes = {"mib": 64, "minutes": 2, "per_second": 250} if s.quick else {}
-    out = s.worker("churn", **sizes)
+    minutes = 2 if s.quick else 120
+    sizes = {"mib": 64, "per_second": 250} if s.quick else {}
+    out = s.worker("churn", minutes=minutes, **sizes)
+    churn_halves(out, minutes)
     for name in ("saved_mib", "maps", "metadata_mib", "pss_mib"):
         out[f"{name}_old_by_new"] = out[f"old_{name}"] / out[f"new_{name}"]
     return out

@@ -571,8 +571,7 @@ def main() -> int:
         tests = [
             test
             for test in tests
-            if set(test.suites) & set(QUICK_SUITES)
-            and not NOT_QUICK.search(test.name)
+            if set(test.suites) & set(QUICK_SUITES) and not NOT_QUICK.search(test.name)
         ]
     if args.suite:
         tests = [test for test in tests if args.suite in test.suites]

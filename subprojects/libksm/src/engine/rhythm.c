@@ -13,7 +13,7 @@
 #define REST_MAX_NS UINT64_C(30000000000)
 /*
  * Looks as far apart as this count once, looks twice as far count twice.  With
- * a whole core it is CHECK_PASSES of the shortest passes.
+ * 1 % of a core it is CHECK_PASSES of the shortest passes.
  */
 #define LOOK_NS     UINT64_C(8000000000)
 #define LOOKS_MAX   32u

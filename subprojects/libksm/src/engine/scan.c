@@ -21,7 +21,7 @@
 #define IDLE_MIN_NS     UINT64_C(100000000)
 #define IDLE_SOON_NS    UINT64_C(1000000000)
 #define IDLE_MAX_NS     UINT64_C(10000000000)
-/* Shortest pass at 100 % of a core: what was quiet for a pass is quiet. */
+/* Shortest pass at 1 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
 /*
  * Passes before the engine may rest: the first one only begins to watch.  What

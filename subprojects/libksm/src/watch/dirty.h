@@ -22,7 +22,8 @@
 #define CHECK_PASSES 4u
 /*
  * Passes that are as far apart, or further, are rare: what is quiet for one of
- * them is quiet, and to wait for several is to wait for long.
+ * them is quiet, and to wait for several is to wait for long.  So it is with
+ * looks at merged pages (rhythm.h).
  */
 #define CALM_NS UINT64_C(9000000000)
 
