@@ -536,8 +536,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"only the suite {', '.join(QUICK_SUITES)}, over one kind of store, "
-        f"on {', '.join(QUICK_RELEASES)}",
+        help=f"only the suite {', '.join(QUICK_SUITES)}, but for what is merged when, "
+        f"over one kind of store, on {', '.join(QUICK_RELEASES)}",
     )
     parser.add_argument(
         "--release", action="append", metavar="NAME", help="only this one's kernel"

@@ -1244,6 +1244,8 @@ static void test_shortens(gconstpointer data)
     s.e->scan.settle = why == REST_SETTLES;
     s.e->follow.phase = why == REST_MOVES ? FOLLOW_MERGE : FOLLOW_NEXT;
     s.e->scan.due = prim.now_ns() + far;
+    s.e->scan.rhythm.gained = s.e->scan.rhythm.check_gained = 0;
+    s.e->scan.rhythm.judged = 1;
     for (unsigned i = 0; i < 10000 && !s.r->count[PAGE_MERGED]; i++) {
         ksm_step(s.e, 0);
     }
@@ -1252,6 +1254,8 @@ static void test_shortens(gconstpointer data)
     g_assert((s.e->scan.due < prim.now_ns() + far / 2) == (why == REST_PAYS));
     /* it is not the next pass's, too */
     g_assert((s.e->scan.merged == s.e->total.merged) == (why == REST_PAYS));
+    g_assert((s.e->scan.rhythm.gained > 0) == (why == REST_PAYS));
+    g_assert((s.e->scan.rhythm.check_gained > 0) == (why == REST_PAYS));
     scene_end(&s);
 }
 

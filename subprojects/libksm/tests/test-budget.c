@@ -188,6 +188,16 @@ static void test_rhythm_pairs(void)
     rhythm_begin(&m, 60, 1247 * S);
     g_assert(m.check && !m.second && m.soonest == 8 + 3 + 7);
     m.check_rest = 0;
+    /* what the first of a pair brings is no older than the second */
+    m = (KsmRhythm) { 0 };
+    rhythm_begin(&m, 40, 1000 * S);
+    rest_after(&m, 40 * MS, 20 * MS);
+    rhythm_begin(&m, 41, 1030 * S);
+    rest_after(&m, 40 * MS, 20 * MS);
+    g_assert(m.second && m.check_spent == 80 * MS && m.check_gained == 40 * MS);
+    m.check_rest = m.check_spent = m.check_gained = 0;
+    rhythm_begin(&m, 48, 1093 * S);
+    g_assert(!m.second && !m.alone);
     /* however late the second one is, it is that */
     rhythm_begin(&m, 64, 2000 * S);
     rest_after(&m, 10 * MS, 0);
@@ -311,7 +321,7 @@ static void test_rhythm_rest(void)
     /* what is merged during a rest counts for the next one */
     m = (KsmRhythm) { 0 };
     g_assert(rest_after(&m, 4 * MS, 0) == 12 * S);
-    rhythm_gains(&m, 3 * MS);
+    rhythm_gains(&m, 6 * MS);
     g_assert(rest_after(&m, 4 * MS, 0) == 750 * MS);
     /* what a gain takes off is taken off before the limit */
     m = (KsmRhythm) { 0 };

@@ -127,6 +127,7 @@ static void scene_end(Scene *s)
 static void test_scan(gconstpointer data)
 {
     unsigned clean;
+    size_t since;
     Scene s;
 
     if (!scene_start(&s)) {
@@ -145,8 +146,11 @@ static void test_scan(gconstpointer data)
     mem_check(s.a);
     h.busy = s.a->busy = false;
     h.inhibited = s.a->inhibited = NULL;
+    since = s.f.vmas.since;
     g_assert(rooms_restore(&s.f, s.ra, 0, 512) == 0);
     g_assert(h.remaps == clean + 1);
+    /* what is around it may be mappings of their own now */
+    g_assert(s.f.vmas.since == since + 2);
     g_assert(s.ra->count[PAGE_NEW] == 512);
     mem_check(s.a);
     scene_end(&s);

@@ -48,8 +48,11 @@ static void test_recount(void)
         { 0, 1, 20 * SECOND, false, SECOND / 20 },
         { 0, 1, 20 * SECOND + 1, true, SECOND / 20 },
         { 0, 1, 10 * SECOND + 1, true, SECOND / 50 },
-        { 200, 201, SECOND, false, SECOND / 20 },
-        { 200, 201, SECOND + 1, true, SECOND / 20 },
+        { 0, 1, 60 * SECOND, false, SECOND },
+        { 0, 1, 60 * SECOND + 1, true, SECOND },
+        { 200, 201, SECOND, false, SECOND / 4 },
+        { 200, 201, SECOND + 1, true, SECOND / 4 },
+        { 200, 201, SECOND / 2 + 1, true, SECOND / 20 },
     };
     KsmVmas made, *v = &made;
 

@@ -88,7 +88,7 @@ static void check_judge(KsmRhythm *m, uint64_t worth, bool late)
 
 void rhythm_gains(KsmRhythm *m, uint64_t worth)
 {
-    m->gained += worth;
+    m->gained += worth / 2;     /* as what was spent before the rest */
     check_judge(m, worth, true);
 }
 

@@ -6,7 +6,7 @@
  * After a pass that did not pay for itself the engine rests a multiple of the
  * CPU time that passes took since the last rest, or the last one that did,
  * excluding hashing, which is done once: passes over idle memory take 0.033 %
- * of a core.  Where memory is written all the time, what has gone quiet is
+ * of a core, as long as one takes 10 ms or less: no rest is longer than 30 s.  Where memory is written all the time, what has gone quiet is
  * written again if it is not found soon: the more was gained lately, compared
  * with what that took, the shorter is the rest.  So more is spent only where
  * something comes of it.  Where the next passes are waited for they take up to
@@ -21,7 +21,7 @@
  *
  * So a guest that goes on writing may cost more than an idle one, and does if
  * merging earns it: 0.1 % of a core where it earns a quarter of what passes
- * take, 0.5 % for half.
+ * take, 0.5 % where it earns half.
  */
 #ifndef KSM_RHYTHM_H
 #define KSM_RHYTHM_H
@@ -43,7 +43,7 @@ typedef struct KsmRhythm {
     uint64_t check_cost;    /* ns of that pass, or both of a pair */
     uint64_t check_spent;   /* ... of all that looked, lately ... */
     uint64_t check_gained;  /* ... and what each and the next merged is worth */
-    unsigned judged;        /* passes since that have ended */
+    unsigned judged;        /* passes since that were judged */
     uint64_t owed;          /* ns of passes that did not pay */
     uint64_t spent;         /* ns of all passes, lately ... */
     uint64_t gained;        /* ... and what was merged is worth */

@@ -190,6 +190,7 @@ static int replace_blocked(KsmRestore *s, const Block *b, KsmRegion *r,
     }
     /* nobody waits for the books; who is not woken now is by restore_run() */
     prim.uffd_wake(&range);
+    vmas_made(s->vmas, 2);
     for (size_t i = page; i < page + n; i++) {
         content_leave(s->content, r, i, zero ? PAGE_GIVEN : PAGE_NEW);
         page_mark(r, i, !zero);
@@ -232,7 +233,6 @@ static int replace_clean(KsmRestore *s, const Block *b, KsmRegion *r,
 
             failed = err < 0 ? err : failed;
             mappings -= 2;
-            vmas_made(s->vmas, 2);
         }
     }
     return failed < 0 ? failed : ret;

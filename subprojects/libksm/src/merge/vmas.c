@@ -9,14 +9,16 @@
 #include "merge/vmas.h"
 
 /*
- * Counted again, at most, after these, and these times what the last count took:
- * a million mappings take half a second.
+ * Counted again no sooner than this, nor than so many times what the last count
+ * took (a million mappings: half a second), ...
  */
-#define RECOUNT_MIN_NS  UINT64_C(500000000)
-#define RECOUNT_NS      (UINT64_C(10) * 1000000000)
-#define RECOUNT_MIN_TOOK    20u
+#define RECOUNT_NS          (UINT64_C(10) * 1000000000)
 #define RECOUNT_TOOK        400u
-#define REGUESS_NS      (UINT64_C(60) * 1000000000)
+/* ... or, where little may be left, than this. */
+#define RECOUNT_MIN_NS      UINT64_C(500000000)
+#define RECOUNT_MIN_TOOK    4u
+/* Whatever it takes: others make mappings, too, and limits change. */
+#define REGUESS_NS          (UINT64_C(60) * 1000000000)
 #define VMAS_GUESS      65530u  /* vm.max_map_count where not readable */
 #define USED_GUESS      1000u   /* mappings, where they cannot be counted */
 
@@ -122,12 +124,13 @@ static void vmas_look(KsmVmas *v)
 {
     size_t left = v->limit - MIN(v->limit, v->used);
     uint64_t age = prim.now_ns() - v->counted;
+    uint64_t rest = MIN(RECOUNT_TOOK * v->took, REGUESS_NS);
 
     if (!v->counted ||
         (v->since > left / 4 &&
          age > MAX(RECOUNT_MIN_NS, RECOUNT_MIN_TOOK * v->took)) ||
         ((v->since || left < v->limit / 2) &&
-         age > MAX(RECOUNT_NS, RECOUNT_TOOK * v->took))) {
+         age > MAX(RECOUNT_NS, rest))) {
         vmas_count(v);
     }
 }
