@@ -777,8 +777,18 @@ static void owner_maps_file(char *stage, char *home)
     close(fd);
 }
 
+/*
+ * The kernel puts what may be anywhere at the highest address where there is
+ * room: that may be the hole, for good, since a region's kin (kin.h) is one page
+ * that is split off after that.  This leaves room above.
+ */
+#define DECOY_LEN (64 * PAGE)
+
+static void *decoy;
+
 static void owner_unmaps(char *stage, char *home)
 {
+    munmap(decoy, DECOY_LEN);
     g_assert(munmap(h.m->addr + GONE_AT * PAGE, GONE_N * PAGE) == 0);
 }
 
@@ -831,6 +841,9 @@ static void displaced(void (*how)(char *, char *), bool busy,
     bool forgot;
     Scene s;
 
+    decoy = mmap(NULL, DECOY_LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                 0);
+    g_assert(decoy != MAP_FAILED);
     if (!scene_start(&s, MEM_SMALL)) {
         return;
     }
@@ -850,7 +863,10 @@ static void displaced(void (*how)(char *, char *), bool busy,
     forgot = knows_nothing(s.rb, GONE_AT, GONE_N);
     if (how == owner_unmaps) {
         owner_maps_again();
-    } else if (how == owner_protects) {
+    } else {
+        munmap(decoy, DECOY_LEN);
+    }
+    if (how == owner_protects) {
         g_assert(mprotect(h.m->addr + GONE_AT * PAGE, GONE_N * PAGE,
                           PROT_READ | PROT_WRITE) == 0);
     }
