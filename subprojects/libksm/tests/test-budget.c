@@ -153,7 +153,7 @@ static bool checks_at(const KsmRhythm *m, uint64_t ns)
     return !before.check && now.check;
 }
 
-/* Looks that may not come often come in pairs; what is rarely equal is not quiet. */
+/* Looks that may not come often come in pairs, which stand for two of them. */
 static void test_rhythm_pairs(void)
 {
     KsmRhythm m = { 0 };
