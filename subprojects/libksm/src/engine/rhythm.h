@@ -6,12 +6,13 @@
  * After a pass that did not pay for itself the engine rests a multiple of the
  * CPU time that passes took since the last rest, or the last one that did,
  * excluding hashing, which is done once: passes over idle memory take 0.033 %
- * of a core, as long as one takes 10 ms or less: no rest is longer than 30 s.  Where memory is written all the time, what has gone quiet is
- * written again if it is not found soon: the more was gained lately, compared
- * with what that took, the shorter is the rest.  So more is spent only where
- * something comes of it.  Where the next passes are waited for they take up to
- * 1 % of a core.  What is merged during a rest, and pays for the passes before
- * it, ends that rest (scan.c).
+ * of a core, as long as one takes 10 ms or less: no rest is longer than 30 s.
+ * Where memory is written all the time, what has gone quiet is written again if
+ * it is not found soon: the more was gained lately, compared with what that
+ * took, the shorter is the rest.  So more is spent only where something comes
+ * of it.  Where the next passes are waited for they take up to 1 % of a core.
+ * What is merged during a rest, and pays for the passes before it, ends that
+ * rest (scan.c).
  *
  * Merged pages that were written are looked at each CHECK_PASSES at least; by
  * the clock, too, as long as passes that look take no more than the others, or
