@@ -63,10 +63,10 @@ typedef struct PassYield {
 /* Number @pass begins, @now. */
 void rhythm_begin(KsmRhythm *m, uint64_t pass, uint64_t now);
 
-/* What was merged in a rest is worth so much. */
-void rhythm_gains(KsmRhythm *m, uint64_t worth);
-
 /* ... and ends: ns to rest, as far as its cost goes; 0: no rest. */
 uint64_t rhythm_end(KsmRhythm *m, const PassYield *yield);
+
+/* What was merged in a rest is worth so much. */
+void rhythm_gains(KsmRhythm *m, uint64_t worth);
 
 #endif
