@@ -187,7 +187,14 @@ static void test_rhythm_pairs(void)
     g_assert(!m.check);
     rhythm_begin(&m, 60, 1247 * S);
     g_assert(m.check && !m.second && m.soonest == 8 + 3 + 7);
-    m.check_rest = 0;
+    /* a second look in its turn has the next turn's, too */
+    m = (KsmRhythm) { 0 };
+    rhythm_begin(&m, 43, 1000 * S);
+    rhythm_begin(&m, 44, 1001 * S);
+    g_assert(m.check && m.second);
+    m.check_rest = 10000 * S;
+    rhythm_begin(&m, 48, 1002 * S);
+    g_assert(m.check && !m.second);
     /* what the first of a pair brings is no older than the second */
     m = (KsmRhythm) { 0 };
     rhythm_begin(&m, 40, 1000 * S);

@@ -1747,7 +1747,13 @@ static void test_broken_time(void)
     broken_look(s.e, s.r, 0, kinds);
     g_assert(s.e->total.scan_time == scan && s.e->total.merge_time == merge);
     g_assert(s.r->chunk[0].calm == 4);
+    /* restored: the soonest that it could be, or was it longer ago? */
     s.m->busy = false;
+    s.e->scan.rhythm.check = true;
+    s.e->scan.rhythm.soonest = 6;
+    s.r->chunk[0].restored = 0;
+    broken_look(s.e, s.r, 0, kinds);
+    g_assert(s.r->chunk[0].restored == 1 && s.r->chunk[0].calm == 0);
     scene_end(&s);
 }
 
