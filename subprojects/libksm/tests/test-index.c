@@ -632,9 +632,7 @@ static void test_untouched(void)
     before = faults() - before;
     g_test_message("%ld faults, %zu pages", before, present_pages(x));
     g_assert(present_pages(x) > 500);
-#ifndef KSM_TSAN
     g_assert(before < present_pages(x) * 3 / 2);
-#endif
     for (uint32_t i = 0; i < PLACES; i++) {
         g_assert(index_lookup(x, hash_of[i]) == (i < 1000 ? i : PLACE_NONE));
     }

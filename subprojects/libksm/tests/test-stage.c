@@ -841,9 +841,11 @@ static void displaced(void (*how)(char *, char *), bool busy,
     bool forgot;
     Scene s;
 
-    decoy = mmap(NULL, DECOY_LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                 0);
-    g_assert(decoy != MAP_FAILED);
+    if (how == owner_unmaps) {
+        decoy = mmap(NULL, DECOY_LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS,
+                     -1, 0);
+        g_assert(decoy != MAP_FAILED);
+    }
     if (!scene_start(&s, MEM_SMALL)) {
         return;
     }
@@ -863,10 +865,7 @@ static void displaced(void (*how)(char *, char *), bool busy,
     forgot = knows_nothing(s.rb, GONE_AT, GONE_N);
     if (how == owner_unmaps) {
         owner_maps_again();
-    } else {
-        munmap(decoy, DECOY_LEN);
-    }
-    if (how == owner_protects) {
+    } else if (how == owner_protects) {
         g_assert(mprotect(h.m->addr + GONE_AT * PAGE, GONE_N * PAGE,
                           PROT_READ | PROT_WRITE) == 0);
     }

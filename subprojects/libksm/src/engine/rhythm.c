@@ -27,8 +27,8 @@
  * What is left of a rest.  A power, and not a threshold: where passes that pay
  * nearly are followed by a long rest, more is written during it, and the next
  * one pays less: memory that is written all the time would stay so.  The
- * fourth: what merges a page for 60 us of scanning, as ksmd does, rests by 60 %
- * less, and what does for twice its worth 94 %.
+ * fourth: what earns a fifth of what it takes rests by 60 % less, and what
+ * earns half by 94 %.
  */
 static double rest_share(uint64_t spent, uint64_t gained)
 {
