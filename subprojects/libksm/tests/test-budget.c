@@ -153,6 +153,14 @@ static bool checks_at(const KsmRhythm *m, uint64_t ns)
     return !before.check && now.check;
 }
 
+/* ... and merged pages had been written when it looked. */
+static void stirred_after(KsmRhythm *m, uint64_t cost, uint64_t worth)
+{
+    PassYield yield = { .cost = cost, .worth = worth, .stirred = true };
+
+    rhythm_end(m, &yield);
+}
+
 /* Looks that may not come often come in pairs, which stand for two of them. */
 static void test_rhythm_pairs(void)
 {
@@ -160,14 +168,14 @@ static void test_rhythm_pairs(void)
 
     rhythm_begin(&m, 40, 1000 * S);
     g_assert(m.check && m.looks == 32);
-    rest_after(&m, 40 * MS, 0);
+    stirred_after(&m, 40 * MS, 0);
     /* not before it is a while, nor a third time, until both are paid for */
     rhythm_begin(&m, 41, 1001 * S);
     g_assert(!m.check);
     rest_after(&m, MS, 0);
     rhythm_begin(&m, 42, 1030 * S);
     g_assert(m.check && m.looks == 3);
-    rest_after(&m, 40 * MS, 0);
+    stirred_after(&m, 40 * MS, 0);
     rhythm_begin(&m, 43, 1060 * S);
     g_assert(!m.check);
     rest_after(&m, MS, 0);
@@ -175,8 +183,32 @@ static void test_rhythm_pairs(void)
     /* a minute apart, or less, is no pair */
     rhythm_begin(&m, 48, 1093 * S);
     g_assert(m.check && m.looks == 7);
-    rest_after(&m, 10 * MS, 0);
+    stirred_after(&m, 10 * MS, 0);
     g_assert(checks_at(&m, 1123 * S));
+    /* what the first of a pair brings is no older than the second */
+    m = (KsmRhythm) { 0 };
+    rhythm_begin(&m, 40, 1000 * S);
+    stirred_after(&m, 40 * MS, 20 * MS);
+    rhythm_begin(&m, 41, 1030 * S);
+    stirred_after(&m, 40 * MS, 20 * MS);
+    g_assert(m.second && m.check_spent == 80 * MS && m.check_gained == 40 * MS);
+    m.check_rest = m.check_spent = m.check_gained = 0;
+    rhythm_begin(&m, 48, 1093 * S);
+    g_assert(!m.second && !m.alone);
+    /* however late the second one is, it is that */
+    rhythm_begin(&m, 64, 2000 * S);
+    stirred_after(&m, 10 * MS, 0);
+    rhythm_begin(&m, 65, 2100 * S);
+    g_assert(m.check && m.second && !m.alone);
+    stirred_after(&m, 10 * MS, 0);
+    g_assert(checks_at(&m, 2160 * S));
+}
+
+/* ... the second, and the turn that was next. */
+static void test_rhythm_pair_turns(void)
+{
+    KsmRhythm m = { .checked = 1093 * S, .before = { 7, 3 } };
+
     /* the next one's turn would be a third look: not this time */
     rhythm_begin(&m, 53, 1157 * S);
     g_assert(m.check && m.alone && m.looks == 8);
@@ -195,23 +227,29 @@ static void test_rhythm_pairs(void)
     m.check_rest = 10000 * S;
     rhythm_begin(&m, 48, 1002 * S);
     g_assert(m.check && !m.second);
-    /* what the first of a pair brings is no older than the second */
+}
+
+/* There is nothing to tell apart where nothing had been written. */
+static void test_rhythm_calm(void)
+{
+    KsmRhythm m = { 0 };
+
+    rhythm_begin(&m, 41, 1000 * S);
+    g_assert(m.check && m.alone);
+    rest_after(&m, 40 * MS, 0);
+    rhythm_begin(&m, 42, 1030 * S);
+    g_assert(!m.check);
+    /* of a pass that does not look that tells nothing */
+    m.alone = true;
+    rest_after(&m, MS, 0);
+    rhythm_begin(&m, 43, 1060 * S);
+    g_assert(m.check && m.second);
+    /* it was no pair: the next one has its turn */
     m = (KsmRhythm) { 0 };
-    rhythm_begin(&m, 40, 1000 * S);
-    rest_after(&m, 40 * MS, 20 * MS);
-    rhythm_begin(&m, 41, 1030 * S);
-    rest_after(&m, 40 * MS, 20 * MS);
-    g_assert(m.second && m.check_spent == 80 * MS && m.check_gained == 40 * MS);
-    m.check_rest = m.check_spent = m.check_gained = 0;
-    rhythm_begin(&m, 48, 1093 * S);
-    g_assert(!m.second && !m.alone);
-    /* however late the second one is, it is that */
-    rhythm_begin(&m, 64, 2000 * S);
-    rest_after(&m, 10 * MS, 0);
-    rhythm_begin(&m, 65, 2100 * S);
-    g_assert(m.check && m.second && !m.alone);
-    rest_after(&m, 10 * MS, 0);
-    g_assert(checks_at(&m, 2160 * S));
+    rhythm_begin(&m, 41, 1000 * S);
+    rest_after(&m, 40 * MS, 0);
+    rhythm_begin(&m, 44, 1030 * S);
+    g_assert(m.check && !m.second);
 }
 
 /* What looks find, and the next pass merges, has them come sooner. */
@@ -424,6 +462,8 @@ int main(int argc, char **argv)
     g_test_add_func("/budget/spread", test_spread);
     g_test_add_func("/rhythm/check", test_rhythm_check);
     g_test_add_func("/rhythm/pairs", test_rhythm_pairs);
+    g_test_add_func("/rhythm/pairs/turns", test_rhythm_pair_turns);
+    g_test_add_func("/rhythm/pairs/calm", test_rhythm_calm);
     g_test_add_func("/rhythm/pays", test_rhythm_pays);
     g_test_add_func("/rhythm/rest", test_rhythm_rest);
     g_test_add_func("/promise/pays", test_promise_pays);

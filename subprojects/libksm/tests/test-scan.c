@@ -1757,6 +1757,43 @@ static void test_broken_time(void)
     scene_end(&s);
 }
 
+/* A look, long after the last one.  Is there to be a second one soon? */
+static bool look_is_first(Scene *s)
+{
+    KsmRhythm *m = &s->e->scan.rhythm;
+
+    m->second = m->alone = false;
+    m->check_rest = 0;
+    m->checked -= UINT64_C(100000000000);
+    util_passes(s->e, 1);
+    g_assert(m->check && m->looks > 8 && !m->second);
+    return m->alone;
+}
+
+/* A second look is for what was written since the last, or before. */
+static void test_broken_pairs(void)
+{
+    Scene s;
+
+    if (!scene_merged(&s, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    s.m->busy = true;
+    util_passes(s.e, 2 * CHECK_PASSES);
+    g_assert(!look_is_first(&s));
+    /* it breaks */
+    mem_fill_run(s.m, 64, 16, 65, 1);
+    g_assert(look_is_first(&s));
+    g_assert(s.r->count[PAGE_BROKEN] == 16);
+    g_assert(!look_is_first(&s));
+    /* it was broken already */
+    mem_fill_run(s.m, 79, 1, 66, 1);
+    g_assert(look_is_first(&s));
+    g_assert(!look_is_first(&s));
+    s.m->busy = false;
+    scene_end(&s);
+}
+
 /* Looks at @n pages written now until they are restored; 0: they are not. */
 static unsigned looks_needed(Scene *s, unsigned n)
 {
@@ -4367,6 +4404,7 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/broken/backoff", test_broken_backoff);
     g_test_add_func("/scan/broken/rare", test_broken_rare);
     g_test_add_func("/scan/broken/time", test_broken_time);
+    g_test_add_func("/scan/broken/pairs", test_broken_pairs);
     add_sources("/scan/rest", test_rest);
     add_sources("/scan/rest-midway", test_rest_midway);
     g_test_add_func("/scan/rest/settle", test_rest_settle);

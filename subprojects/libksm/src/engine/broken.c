@@ -50,6 +50,7 @@ static bool page_look(KsmEngine *e, KsmRegion *r, size_t page, uint64_t hash64)
         content_leave(&e->content, r, page, PAGE_BROKEN);
         r->tag[page] = hash;
         r->history[page] = 1 << 4;
+        e->scan.stirred = true;
         return !age;
     }
     page_match(e, r, page, hash64);

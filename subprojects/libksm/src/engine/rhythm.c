@@ -101,6 +101,7 @@ uint64_t rhythm_end(KsmRhythm *m, const PassYield *yield)
     if (m->check) {
         m->check_cost += yield->cost;
         m->check_spent += yield->cost;
+        m->alone &= yield->stirred;
     }
     check_judge(m, yield->worth, yield->late);
     m->judged += m->judged < UINT_MAX;

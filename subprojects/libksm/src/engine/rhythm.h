@@ -17,8 +17,9 @@
  * Merged pages that were written are looked at each CHECK_PASSES at least; by
  * the clock, too, as long as passes that look take no more than the others, or
  * pay: what is written all the time is found quiet only by looks that come
- * soon.  Where they may not, two come in a row, and then none for twice as
- * long.  A look counts as several, if it is so long after the last one.
+ * soon.  Where they may not, two come in a row, if something was written before
+ * the first, and then none for twice as long.  A look counts as several, if it
+ * is so long after the last one.
  *
  * So a guest that goes on writing may cost more than an idle one, and does if
  * merging earns it: 0.1 % of a core where it earns a quarter of what passes
@@ -58,6 +59,7 @@ typedef struct PassYield {
     bool go_on;             /* there is to be no rest, whether it paid or not */
     bool hurry;             /* ... or a short one */
     bool late;              /* others are asked first: merged a pass later */
+    bool stirred;           /* merged pages had been written since the last */
 } PassYield;
 
 /* Number @pass begins, @now. */

@@ -444,7 +444,7 @@ static void pass_start(KsmEngine *e)
     s->active = false;
     s->scan_time = e->total.scan_time;
     s->hash_time = 0;
-    s->restored = false;
+    s->restored = s->stirred = false;
     promise_begin(&s->promise);
     s->again = s->skipped = s->in_vain = false;
     s->visited = 0;
@@ -470,6 +470,7 @@ static uint64_t pass_rest(KsmEngine *e)
         .worth = (e->total.merged - s->merged) * PAGE_WORTH_NS,
         .go_on = s->restored,
         .late = e->content.store->ripen_ns > 0,
+        .stirred = s->stirred,
     };
     uint64_t idle = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
