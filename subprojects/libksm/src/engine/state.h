@@ -66,7 +66,7 @@ typedef struct KsmScan {
     uint64_t hash_time;     /* of this pass, part of scan_time */
     uint64_t cost;          /* ns; of the passes that a rest is for */
     bool restored;          /* something was, for the next pass to merge */
-    bool stirred;           /* merged pages were written, as this pass found */
+    bool stirred;           /* pages that were merged have been written */
     KsmPromise promise;     /* of the next one */
     KsmRhythm rhythm;
     uint64_t visited;       /* chunks of this pass behind us */

@@ -34,7 +34,6 @@ static void page_broke(KsmEngine *e, KsmRegion *r, size_t page)
 {
     content_leave(&e->content, r, page, PAGE_BROKEN);
     broken_count(e, page_chunk(r, page));
-    e->scan.stirred = true;
     r->cow_broken++;
     e->total.cow_broken++;
 }
