@@ -1259,6 +1259,55 @@ static void test_shortens(gconstpointer data)
     scene_end(&s);
 }
 
+static uint64_t dear;   /* CPU takes so many times what it does */
+
+static uint64_t cpu_dear(void)
+{
+    return prim_real.cpu_ns() * dear;
+}
+
+/* ns that one pass begins after the last one, at least; it pays. */
+static uint64_t pass_apart(Scene *s, uint64_t times)
+{
+    dear = times;
+    prim.cpu_ns = cpu_dear;
+    s->e->total.merged += 1000000000;
+    util_passes(s->e, 1);
+    prim.cpu_ns = prim_real.cpu_ns;
+    g_assert(s->e->scan.idle_ns == 0);
+    return s->e->scan.due - s->e->scan.started;
+}
+
+/*
+ * Passes where others are asked take a twentieth of the time; not those to wait
+ * for answers.
+ */
+static void test_apart(void)
+{
+    const FakeStoreHabits habits = { .late = 5 };
+    const uint64_t most = UINT64_C(10000000000);
+    KsmScan *scan;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    scan = &s.e->scan;
+    s.store->ripen_ns = 1;
+    util_passes(s.e, PASSES);
+    g_assert(pass_apart(&s, 1000) >= MIN(scan->took * 20, most));
+    g_assert(scan->took > 2000000);
+    g_assert(pass_apart(&s, 1000000) == most);
+    scan->settle = 2;
+    g_assert(pass_apart(&s, 1000000) < most);
+    g_assert(scan->settle == 1 && !scan->took);
+    scan->settle = 0;
+    s.store->ripen_ns = 0;
+    g_assert(pass_apart(&s, 1000000) < most);
+    g_assert(scan->took * 20 > most);
+    scene_end(&s);
+}
+
 /*
  * What the others had no time for is asked about in the next pass, and that does
  * not wait for a rest, though at the end they have time again.
@@ -1502,6 +1551,7 @@ int main(int argc, char **argv)
                          test_unasked);
     g_test_add_data_func("/answers/unasked/skipped",
                          GUINT_TO_POINTER(1000000000), test_unasked);
+    g_test_add_func("/answers/apart", test_apart);
     g_test_add_func("/answers/unsent", test_unsent);
     g_test_add_func("/answers/renewed", test_renewed);
     g_test_add_func("/answers/follow/block", test_follow);

@@ -24,6 +24,11 @@
 /* Shortest pass at 1 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
 /*
+ * Where others are asked, what they answer is merged when it comes, whether a
+ * pass is under way or not: passes that look for more take 5 % of a core.
+ */
+#define PASS_SHARE      20u
+/*
  * Passes before the engine may rest: the first one only begins to watch.  What
  * others are asked about saves something when they have answered: some more,
  * and not all at once.
@@ -38,7 +43,12 @@
 
 static uint64_t pass_min_ns(const KsmEngine *e)
 {
-    return PASS_MIN_NS / MIN(engine_max_cpu(e), 100);
+    uint64_t ns = PASS_MIN_NS / MIN(engine_max_cpu(e), 100);
+
+    if (e->content.store->ripen_ns) {
+        ns = MAX(ns, MIN(e->scan.took * PASS_SHARE, IDLE_MAX_NS));
+    }
+    return ns;
 }
 
 /* For KsmChunk.failed_in and visited_in; 0: in none. */
@@ -477,12 +487,14 @@ static uint64_t pass_rest(KsmEngine *e)
     uint64_t now = prim.now_ns(), rest;
 
     s->cost = s->rhythm.owed + yield.cost;
+    s->took = 0;
     promise_judge(&s->promise, e->total.merged, yield.cost - yield.hash, now,
                   e->content.store->ripen_ns);
     yield.go_on |= promise_make(&s->promise, e->total.merged, now);
     if (s->settle || (s->skipped && !s->in_vain) || starved_lately(e)) {
         return 0;       /* nor is it owed */
     }
+    s->took = yield.cost - yield.hash;
     yield.hurry = tail_waits(e);
     rest = rhythm_end(&s->rhythm, &yield);
     if (!rest) {

@@ -65,6 +65,7 @@ typedef struct KsmScan {
     uint64_t merged;
     uint64_t hash_time;     /* of this pass, part of scan_time */
     uint64_t cost;          /* ns; of the passes that a rest is for */
+    uint64_t took;          /* ... of the last, if it was done; not hashing */
     bool restored;          /* something was, for the next pass to merge */
     bool stirred;           /* pages that were merged have been written */
     KsmPromise promise;     /* of the next one */
