@@ -1020,6 +1020,41 @@ static void test_ripens_sparse(void)
     }
 }
 
+/* A tenth of a second later. */
+static void ripening_step(Scene *s)
+{
+    clock_ahead += 100000000;
+    s->e->costs.isolate_ns = UINT64_C(100000000);   /* it is never worth it */
+    steps_between(s);
+}
+
+/*
+ * What is refused for what it costs is refused once more as soon as more may have
+ * been told of it, and not with passes; then the next one is to come soon.
+ */
+static void test_ripens_refused(void)
+{
+    KsmChunk *c;
+    Scene s;
+
+    if (!ripening_start(&s, 32)) {
+        return;
+    }
+    c = &s.r->chunk[0];
+    s.e->scan.due = prim.now_ns() + UINT64_C(3600000000000);
+    while (!c->late) {
+        ripening_step(&s);
+    }
+    g_assert(c->late == 1 && !c->wait && (c->flags & CHUNK_RIPENING));
+    s.e->scan.promise.waits = 0;
+    while (c->late == 1) {
+        ripening_step(&s);
+    }
+    g_assert(c->late == 2 && c->wait && !(c->flags & CHUNK_RIPENING));
+    g_assert(s.e->scan.promise.waits == 16);
+    ripening_end(&s, 0);
+}
+
 /* The memory of what ripens is removed. */
 static void test_ripens_removed(void)
 {
@@ -1256,6 +1291,35 @@ static void test_shortens(gconstpointer data)
     g_assert((s.e->scan.merged == s.e->total.merged) == (why == REST_PAYS));
     g_assert((s.e->scan.rhythm.gained > 0) == (why == REST_PAYS));
     g_assert((s.e->scan.rhythm.check_gained > 0) == (why == REST_PAYS));
+    scene_end(&s);
+}
+
+/*
+ * What a look found quiet is merged in the pass after the next one where others
+ * are asked first.
+ */
+static void test_late_gains(void)
+{
+    const FakeStoreHabits habits = { .late = 5 };
+    KsmRhythm *m;
+    Scene s;
+
+    if (!scene_start(&s, habits)) {
+        return;
+    }
+    m = &s.e->scan.rhythm;
+    util_passes(s.e, PASSES);
+    for (unsigned late = 0; late < 2; late++) {
+        s.store->ripen_ns = late;
+        do {
+            m->checked = prim.now_ns();
+            m->judged = 2;
+            m->check_gained = 0;
+            s.e->total.merged += 1000;
+            util_passes(s.e, 1);
+        } while (m->check);
+        g_assert((m->check_gained > 0) == late && m->judged == 3);
+    }
     scene_end(&s);
 }
 
@@ -1531,6 +1595,7 @@ int main(int argc, char **argv)
     g_test_add_func("/answers/parked", test_parked);
     g_test_add_func("/answers/ripens/once", test_ripens);
     g_test_add_func("/answers/ripens/sparse", test_ripens_sparse);
+    g_test_add_func("/answers/ripens/refused", test_ripens_refused);
     g_test_add_func("/answers/ripens/removed", test_ripens_removed);
     g_test_add_func("/answers/ripens/looks", test_ripens_looks);
     g_test_add_func("/answers/ripens/again", test_ripens_again);
@@ -1551,6 +1616,7 @@ int main(int argc, char **argv)
                          test_unasked);
     g_test_add_data_func("/answers/unasked/skipped",
                          GUINT_TO_POINTER(1000000000), test_unasked);
+    g_test_add_func("/answers/late-gains", test_late_gains);
     g_test_add_func("/answers/apart", test_apart);
     g_test_add_func("/answers/unsent", test_unsent);
     g_test_add_func("/answers/renewed", test_renewed);

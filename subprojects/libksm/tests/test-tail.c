@@ -18,6 +18,7 @@
 #include "engine/state.h"
 #include "engine/tail.h"
 #include "house.h"
+#include "merge/parts.h"
 
 #ifndef PR_SET_MEMORY_MERGE
 #define PR_SET_MEMORY_MERGE 67
@@ -299,6 +300,98 @@ static unsigned short_rests(KsmEngine *e, unsigned passes)
         n += hurry;
     }
     return n;
+}
+
+/* What tail_pass() says of the first chunk, were it as @as. */
+static size_t unworthy_as(Left *l, const KsmChunk *as)
+{
+    KsmChunk keep = l->r->chunk[0];
+    size_t n;
+
+    l->r->chunk[0] = *as;
+    l->r->chunk[0].tail_wait = 12;      /* nothing is given yet */
+    l->e->tail.unworthy_now = 0;
+    tail_pass(l->e, l->r, 0, 1);
+    n = l->e->tail.unworthy_now;
+    g_assert(l->r->chunk[0].tail_wait < 12);
+    l->r->chunk[0] = keep;
+    return n;
+}
+
+/* What is not worth a mapping, and will not be, wants none. */
+static void test_unworthy(void)
+{
+    KsmChunk as;
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    passes(&l, 1);
+    as = l.r->chunk[0];
+    as.flags &= ~(CHUNK_TAIL | CHUNK_HUGE | CHUNK_LOOSE | CHUNK_VISIT);
+    as.gain = 20;
+    as.left = 6;
+    as.written = as.fresh = 0;
+    as.why_not = KSM_REASON_NOT_WORTH;
+    as.late = LATE_MIN;
+    g_assert(unworthy_as(&l, &as) == 0);
+    as.late = LATE_MIN + 1;
+    g_assert(unworthy_as(&l, &as) == 14);
+    as.why_not = KSM_REASON_VMA_LIMIT;
+    g_assert(unworthy_as(&l, &as) == 0);
+    /* a huge page would be split for less than that is worth */
+    as.late = 0;
+    as.flags |= CHUNK_HUGE;
+    as.gain = as.left = parts_gain(&l.e->plan, &as);
+    as.gain += as.left - 1;
+    g_assert(unworthy_as(&l, &as) == as.left - 1u);
+    as.gain++;
+    g_assert(unworthy_as(&l, &as) == 0);
+    left_end(&l);
+}
+
+/* Does the first chunk, with so much left of what is equal, wait for a look? */
+static bool waits_for_look(Left *l, unsigned gain, unsigned left,
+                           uint16_t flags)
+{
+    KsmChunk *c = &l->r->chunk[0], keep = *c;
+    bool waits;
+
+    c->flags = (c->flags & ~(CHUNK_TAIL | CHUNK_HUGE)) | flags;
+    c->gain = gain;
+    c->left = left;
+    c->written = c->fresh = 0;
+    c->why_not = KSM_REASON_NOT_WORTH;
+    c->tail_wait = 2;
+    c->tail_until = c->tail_vain = 0;
+    tail_pass(l->e, l->r, 0, 1);
+    waits = c->tail_wait == 2;
+    *c = keep;
+    return waits;
+}
+
+/*
+ * Where a quarter is left already others wait for the rest of it, whatever comes
+ * of that here.
+ */
+static void test_mostly_left(void)
+{
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_PAGEMAP)) {
+        return;
+    }
+    passes(&l, 1);
+    l.e->scan.rhythm.check = false;
+    g_assert(waits_for_look(&l, 16, 0, CHUNK_VISIT));
+    g_assert(!waits_for_look(&l, 16, 4, CHUNK_VISIT));
+    g_assert(waits_for_look(&l, 17, 4, CHUNK_VISIT));
+    g_assert(waits_for_look(&l, 8, 3, CHUNK_VISIT));
+    g_assert(!waits_for_look(&l, 16, 4, CHUNK_RIPENING));
+    g_assert(waits_for_look(&l, 16, 4, CHUNK_QUEUED));
+    g_assert(waits_for_look(&l, 16, 4, CHUNK_PARKED));
+    left_end(&l);
 }
 
 /* ... but for so many passes only, if it never comes to be left. */
@@ -1010,6 +1103,8 @@ int main(int argc, char **argv)
     g_test_add_func("/tail/soon", test_soon);
     g_test_add_func("/tail/soon/not", test_soon_not);
     g_test_add_func("/tail/dear", test_dear);
+    g_test_add_func("/tail/unworthy", test_unworthy);
+    g_test_add_func("/tail/mostly-left", test_mostly_left);
     g_test_add_func("/tail/inherited", test_inherited);
     g_test_add_func("/tail/written", test_written);
     g_test_add_func("/tail/vain", test_vain);
