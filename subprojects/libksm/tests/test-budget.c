@@ -109,7 +109,7 @@ static unsigned checks(KsmRhythm *m, uint64_t start, uint64_t gap, unsigned n)
 /* Merged pages are looked at each CHECK_PASSES, or by the clock. */
 static void test_rhythm_check(void)
 {
-    PassYield dear = { .cost = 14 * MS, .hash = 13 * MS };
+    PassYield dear = { .cost = 14 * MS, .hash = 13 * MS, .stirred = true };
     KsmRhythm m = { .checked = 1000 * S };
 
     g_assert(checks(&m, 1000 * S, S, 40) == 40 / CHECK_PASSES);
@@ -244,12 +244,20 @@ static void test_rhythm_calm(void)
     rest_after(&m, MS, 0);
     rhythm_begin(&m, 43, 1060 * S);
     g_assert(m.check && m.second);
-    /* it was no pair: the next one has its turn */
+    /* it was no pair: the next one has its turn, but not at once */
     m = (KsmRhythm) { 0 };
-    rhythm_begin(&m, 41, 1000 * S);
+    rhythm_begin(&m, 43, 1000 * S);
     rest_after(&m, 40 * MS, 0);
     rhythm_begin(&m, 44, 1030 * S);
+    g_assert(!m.check);
+    rest_after(&m, MS, 0);
+    m.check_pass = 42;
+    rhythm_begin(&m, 44, 1030 * S);
     g_assert(m.check && !m.second);
+    stirred_after(&m, 40 * MS, 0);
+    m.check_pass = 47;
+    rhythm_begin(&m, 48, 1031 * S);
+    g_assert(m.check);
 }
 
 /* What looks find, and the next pass merges, has them come sooner. */
@@ -378,7 +386,7 @@ static void test_rhythm_rest(void)
 /* A pass of 1 ms ends, after which @waits pages wait for the next one. */
 static bool promised(KsmPromise *p, uint64_t merged, unsigned waits)
 {
-    promise_begin(p);
+    promise_begin(p, 0);
     promise_waits(p, waits);
     promise_judge(p, merged, MS, 0, 0);
     return promise_make(p, merged, 0);
@@ -434,7 +442,8 @@ static void test_promise_later(void)
     promise_judge(&p, 0, MS, S - 1, S);
     g_assert(p.vain == 0 && p.made == 4 * pays);
     /* what is promised meanwhile takes nothing from that, nor adds to it */
-    promise_begin(&p);
+    p.passes = 1;
+    promise_begin(&p, S);
     promise_waits(&p, pays);
     g_assert(promise_make(&p, pays - 1, S - 1));
     g_assert(p.made == 4 * pays && p.began == 0);
@@ -444,6 +453,17 @@ static void test_promise_later(void)
     g_assert(promise_make(&p, 10, 2 * S));
     promise_judge(&p, 10 + pays, MS, 2 * S + 1, S);
     g_assert(p.vain == 0 && p.made == 0);
+    /* its time begins with the pass that it is for */
+    g_assert(promise_make(&p, 10, 2 * S));
+    promise_begin(&p, 3 * S);
+    promise_waits(&p, 3 * pays);
+    promise_judge(&p, 10, MS, 4 * S - 1, S);
+    g_assert(p.vain == 0 && p.made);
+    promise_begin(&p, 4 * S - 1);
+    promise_waits(&p, 3 * pays);
+    promise_judge(&p, 10, MS, 4 * S, S);
+    g_assert(p.vain == 1 && !p.made);
+    p.vain = 0;
     /* but not for passes without end */
     g_assert(promise_make(&p, 0, 3 * S));
     for (unsigned i = 1; i <= PROMISE_PASSES; i++) {

@@ -44,7 +44,10 @@ void promise_judge(KsmPromise *p, uint64_t merged, uint64_t cost, uint64_t now,
     }
 }
 
-void promise_begin(KsmPromise *p)
+void promise_begin(KsmPromise *p, uint64_t now)
 {
     p->waits = 0;
+    if (p->made && !p->passes) {
+        p->began = now;
+    }
 }

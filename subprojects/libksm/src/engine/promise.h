@@ -26,7 +26,7 @@ typedef struct KsmPromise {
     uint64_t waits;         /* pages that only the next pass may merge */
     uint64_t made;          /* ... for which there was no rest; 0: there was */
     uint64_t merged;        /* pages, in all, by then ... */
-    uint64_t began;         /* ... and when that was, in ns */
+    uint64_t began;         /* ... and when its pass began, in ns */
     unsigned passes;        /* since */
     uint64_t cost;          /* ns of CPU of the last pass, but for hashing */
     unsigned vain;          /* promises that came to little; log4 */
@@ -43,12 +43,13 @@ bool promise_make(KsmPromise *p, uint64_t merged, uint64_t now);
 
 /*
  * A pass has ended, and has cost so many ns of CPU, but for hashing: was a
- * promise kept, if it was made @ns ago or earlier, or PROMISE_PASSES ago?
+ * promise kept, if the pass that it was made for began @ns ago or earlier, or
+ * PROMISE_PASSES ago?
  */
 void promise_judge(KsmPromise *p, uint64_t merged, uint64_t cost, uint64_t now,
                    uint64_t ns);
 
-/* The next pass begins: what waits is found anew. */
-void promise_begin(KsmPromise *p);
+/* The next pass begins: what waits is found anew, and a promise's time begins. */
+void promise_begin(KsmPromise *p, uint64_t now);
 
 #endif

@@ -63,14 +63,22 @@ static void look_begin(KsmRhythm *m, uint64_t pass, uint64_t now)
     }
 }
 
+/*
+ * A pair is instead of two.  Right after a look that found nothing written there
+ * is nothing to be found quiet either.
+ */
+static bool has_turn(const KsmRhythm *m, uint64_t pass)
+{
+    uint64_t apart = m->second ? CHECK_PASSES : m->calm ? 2 : 1;
+
+    return pass % CHECK_PASSES == 0 && pass - m->check_pass >= apart;
+}
+
 void rhythm_begin(KsmRhythm *m, uint64_t pass, uint64_t now)
 {
     uint64_t least = MAX(CALM_NS, m->alone ? 0 : m->check_rest);
 
-    /* a pair is instead of two */
-    m->check = now - m->checked >= least ||
-               (pass % CHECK_PASSES == 0 &&
-                (!m->second || pass - m->check_pass >= CHECK_PASSES));
+    m->check = now - m->checked >= least || has_turn(m, pass);
     if (m->check) {
         look_begin(m, pass, now);
     }
@@ -101,6 +109,7 @@ uint64_t rhythm_end(KsmRhythm *m, const PassYield *yield)
     if (m->check) {
         m->check_cost += yield->cost;
         m->check_spent += yield->cost;
+        m->calm = !yield->stirred;
         m->alone &= yield->stirred;
     }
     check_judge(m, yield->worth, yield->late);

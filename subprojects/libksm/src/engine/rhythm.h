@@ -35,6 +35,7 @@ typedef struct KsmRhythm {
     bool check;             /* merged pages are looked at in this pass ... */
     bool alone;             /* ... long after the last look: the next is soon */
     bool second;            /* ... this one, of such a pair */
+    bool calm;              /* the last look found nothing written */
     uint8_t looks;          /* it counts as so many looks */
     uint8_t before[2];      /* ... those before it did */
     uint8_t soonest;        /* looks from a write to when it is found quiet */
@@ -59,7 +60,7 @@ typedef struct PassYield {
     bool go_on;             /* there is to be no rest, whether it paid or not */
     bool hurry;             /* ... or a short one */
     bool late;              /* others are asked first: merged a pass later */
-    bool stirred;           /* merged pages had been written since the last */
+    bool stirred;           /* merged pages may have been written lately */
 } PassYield;
 
 /* Number @pass begins, @now. */

@@ -24,8 +24,9 @@
 /* Shortest pass at 1 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
 /*
- * Where others are asked, what they answer is merged when it comes, whether a
- * pass is under way or not: passes that look for more take 5 % of a core.
+ * Where others are asked most of what they answer is merged when it comes, whether
+ * a pass is under way or not: passes that look for more, hashing aside, take 5 %
+ * of a core, or come each 10 s.
  */
 #define PASS_SHARE      20u
 /*
@@ -455,7 +456,7 @@ static void pass_start(KsmEngine *e)
     s->scan_time = e->total.scan_time;
     s->hash_time = 0;
     s->restored = s->stirred = false;
-    promise_begin(&s->promise);
+    promise_begin(&s->promise, now);
     s->again = s->skipped = s->in_vain = false;
     s->visited = 0;
     e->tail.waiting = 0;
@@ -480,7 +481,7 @@ static uint64_t pass_rest(KsmEngine *e)
         .worth = (e->total.merged - s->merged) * PAGE_WORTH_NS,
         .go_on = s->restored,
         .late = e->content.store->ripen_ns > 0,
-        .stirred = s->stirred,
+        .stirred = s->stirred || s->skipped,
     };
     uint64_t idle = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
