@@ -49,7 +49,7 @@ bool promise_make(KsmPromise *p, uint64_t merged, uint64_t now);
 void promise_judge(KsmPromise *p, uint64_t merged, uint64_t cost, uint64_t now,
                    uint64_t ns);
 
-/* The next pass begins: what waits is found anew, and a promise's time begins. */
+/* The next pass begins: what waits is found anew; a promise's time begins. */
 void promise_begin(KsmPromise *p, uint64_t now);
 
 #endif

@@ -24,9 +24,9 @@
 /* Shortest pass at 1 % of a core: what was quiet for a pass is quiet. */
 #define PASS_MIN_NS     UINT64_C(2000000000)
 /*
- * Where others are asked most of what they answer is merged when it comes, whether
- * a pass is under way or not: passes that look for more, hashing aside, take 5 %
- * of a core, or come each 10 s.
+ * Where others are asked most of what they answer is merged when it comes, be a
+ * pass under way or not: passes that look for more, hashing aside, take 5 % of a
+ * core, or come each 10 s.
  */
 #define PASS_SHARE      20u
 /*
