@@ -15,7 +15,7 @@ void promise_waits(KsmPromise *p, unsigned pages)
     p->waits += pages;
 }
 
-bool promise_make(KsmPromise *p, uint64_t merged, uint64_t now)
+bool promise_make(KsmPromise *p, uint64_t merged)
 {
     if (p->waits * PAGE_WORTH_NS >> 2 * p->vain <= p->cost) {
         return false;
@@ -23,7 +23,6 @@ bool promise_make(KsmPromise *p, uint64_t merged, uint64_t now)
     if (!p->made) {
         p->made = p->waits;
         p->merged = merged;
-        p->began = now;
         p->passes = 0;
     }
     return true;
@@ -38,16 +37,17 @@ void promise_judge(KsmPromise *p, uint64_t merged, uint64_t cost, uint64_t now,
     } else if (merged - p->merged >= p->made / 4) {
         p->vain = 0;
         p->made = 0;
+    } else if (ns && !p->passes) {
+        /* what it has asked about may be answered from now on */
+        p->passes = 1;
+        p->began = now;
     } else if (now - p->began >= ns || ++p->passes >= PROMISE_PASSES) {
         p->vain = MIN(p->vain + 1, VAIN_MAX);
         p->made = 0;
     }
 }
 
-void promise_begin(KsmPromise *p, uint64_t now)
+void promise_begin(KsmPromise *p)
 {
     p->waits = 0;
-    if (p->made && !p->passes) {
-        p->began = now;
-    }
 }

@@ -26,8 +26,8 @@ typedef struct KsmPromise {
     uint64_t waits;         /* pages that only the next pass may merge */
     uint64_t made;          /* ... for which there was no rest; 0: there was */
     uint64_t merged;        /* pages, in all, by then ... */
-    uint64_t began;         /* ... and when its pass began, in ns */
     unsigned passes;        /* since */
+    uint64_t began;         /* ns; when the first one had ended */
     uint64_t cost;          /* ns of CPU of the last pass, but for hashing */
     unsigned vain;          /* promises that came to little; log4 */
 } KsmPromise;
@@ -39,17 +39,17 @@ void promise_waits(KsmPromise *p, unsigned pages);
  * Makes one, if that pays; false: it does not.  @merged: pages, in all.  While
  * one is to be judged, another belongs to it.
  */
-bool promise_make(KsmPromise *p, uint64_t merged, uint64_t now);
+bool promise_make(KsmPromise *p, uint64_t merged);
 
 /*
  * A pass has ended, and has cost so many ns of CPU, but for hashing: was a
- * promise kept, if the pass that it was made for began @ns ago or earlier, or
- * PROMISE_PASSES ago?
+ * promise kept, if the pass that it was made for ended @ns ago or earlier (0: if
+ * this is that one), or was the first of PROMISE_PASSES?
  */
 void promise_judge(KsmPromise *p, uint64_t merged, uint64_t cost, uint64_t now,
                    uint64_t ns);
 
-/* The next pass begins: what waits is found anew; a promise's time begins. */
-void promise_begin(KsmPromise *p, uint64_t now);
+/* The next pass begins: what waits is found anew. */
+void promise_begin(KsmPromise *p);
 
 #endif

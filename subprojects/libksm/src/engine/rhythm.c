@@ -57,6 +57,7 @@ static void look_begin(KsmRhythm *m, uint64_t pass, uint64_t now)
     m->before[1] = m->before[0];
     m->before[0] = m->looks;
     m->judged = 0;
+    m->calm = false;
     if (!m->second) {
         m->check_cost = 0;
         fade(&m->check_spent, &m->check_gained);
@@ -64,8 +65,8 @@ static void look_begin(KsmRhythm *m, uint64_t pass, uint64_t now)
 }
 
 /*
- * A pair is instead of two.  Right after a look that found nothing written there
- * is nothing to be found quiet either.
+ * A pair is instead of two.  Right after a look that found no merged page written
+ * there is none to be found quiet either.
  */
 static bool has_turn(const KsmRhythm *m, uint64_t pass)
 {

@@ -14,8 +14,8 @@
  * What is merged during a rest, and pays for the passes before it, ends that
  * rest (scan.c).
  *
- * Merged pages that were written are looked at each CHECK_PASSES at least; by
- * the clock, too, as long as passes that look take no more than the others, or
+ * Merged pages that were written are looked at each CHECK_PASSES or so; by the
+ * clock, too, as long as passes that look take no more than the others, or
  * pay: what is written all the time is found quiet only by looks that come
  * soon.  Where they may not, two come in a row, if something was written before
  * the first, and then none for twice as long.  A look counts as several, if it
@@ -60,7 +60,7 @@ typedef struct PassYield {
     bool go_on;             /* there is to be no rest, whether it paid or not */
     bool hurry;             /* ... or a short one */
     bool late;              /* others are asked first: merged a pass later */
-    bool stirred;           /* merged pages may have been written lately */
+    bool stirred;           /* merged pages had been written when it looked */
 } PassYield;
 
 /* Number @pass begins, @now. */

@@ -174,7 +174,7 @@ static void next_soon(KsmEngine *e, const KsmChunk *c)
 
     promise_waits(&s->promise, c->gain - c->left);
     if (s->phase == PHASE_START &&
-        promise_make(&s->promise, e->total.merged, now)) {
+        promise_make(&s->promise, e->total.merged)) {
         s->due = MIN(s->due, MAX(s->started + pass_min_ns(e),
                                  now + IDLE_MIN_NS));
     }
@@ -456,7 +456,7 @@ static void pass_start(KsmEngine *e)
     s->scan_time = e->total.scan_time;
     s->hash_time = 0;
     s->restored = s->stirred = false;
-    promise_begin(&s->promise, now);
+    promise_begin(&s->promise);
     s->again = s->skipped = s->in_vain = false;
     s->visited = 0;
     e->tail.waiting = 0;
@@ -481,7 +481,7 @@ static uint64_t pass_rest(KsmEngine *e)
         .worth = (e->total.merged - s->merged) * PAGE_WORTH_NS,
         .go_on = s->restored,
         .late = e->content.store->ripen_ns > 0,
-        .stirred = s->stirred || s->skipped,
+        .stirred = s->stirred,
     };
     uint64_t idle = MIN(MAX(s->idle_ns * 2, IDLE_MIN_NS),
                         s->active || s->again ? IDLE_SOON_NS : IDLE_MAX_NS);
@@ -491,7 +491,7 @@ static uint64_t pass_rest(KsmEngine *e)
     s->took = 0;
     promise_judge(&s->promise, e->total.merged, yield.cost - yield.hash, now,
                   e->content.store->ripen_ns);
-    yield.go_on |= promise_make(&s->promise, e->total.merged, now);
+    yield.go_on |= promise_make(&s->promise, e->total.merged);
     if (s->settle || (s->skipped && !s->in_vain) || starved_lately(e)) {
         return 0;       /* nor is it owed */
     }

@@ -67,7 +67,7 @@ typedef struct KsmScan {
     uint64_t cost;          /* ns; of the passes that a rest is for */
     uint64_t took;          /* ... of the last, if it was done; not hashing */
     bool restored;          /* something was, for the next pass to merge */
-    bool stirred;           /* pages that were merged have been written */
+    bool stirred;           /* merged pages had been written */
     KsmPromise promise;     /* of the next one */
     KsmRhythm rhythm;
     uint64_t visited;       /* chunks of this pass behind us */

@@ -18,7 +18,7 @@
 #include "share/content.h"
 
 #define PIECE_PAGES GROUP_PAGES     /* it is asked by 128 MiB */
-/* Passes, at most, between looks at merged pages: no source tells of them. */
+/* Passes, or so, between looks at merged pages: no source tells of them. */
 #define CHECK_PASSES 4u
 /*
  * Passes that are as far apart, or further, are rare: what is quiet for one of
