@@ -302,6 +302,58 @@ static unsigned short_rests(KsmEngine *e, unsigned passes)
     return n;
 }
 
+/* ... but for so many passes only, if it never comes to be left. */
+static void test_soon_not(void)
+{
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    l.e->tail.waiting = 1;
+    /* then every second one */
+    g_assert(short_rests(l.e, 32) == 32);
+    g_assert(short_rests(l.e, 100) == 50);
+    /* not more, because at times nobody waits */
+    for (unsigned i = 0; i < 10; i++) {
+        l.e->tail.waiting = 0;
+        g_assert(short_rests(l.e, 3) == 0);
+        l.e->tail.waiting = 1;
+        g_assert(short_rests(l.e, 3) <= 3);
+    }
+    g_assert(l.e->tail.hurried >= 30);
+    l.e->tail.waiting = 0;
+    short_rests(l.e, 100);
+    g_assert(l.e->tail.hurried == 0);
+    left_end(&l);
+}
+
+/* What is dear even late is not tried for ever, and left. */
+static void test_dear(void)
+{
+    unsigned n = 0;
+    Left l;
+
+    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
+        return;
+    }
+    l.e->vmas.used = 0;
+    /* so few that they do not pay by the first guesses either */
+    for (size_t i = 0; i < PAIR_PAGES; i += 2 * EACH) {
+        mem_fill(l.m, i, 600000 + i);
+    }
+    while (util_stats(l.e).kernel_left < 2 * CHUNK) {
+        l.e->costs = costs_guess;
+        l.e->costs.isolate_ns = 10000000;
+        passes(&l, 1);
+        g_assert(++n < 24);
+    }
+    /* the other may be what it found, not tried itself */
+    g_assert(l.r->chunk[0].late > 2 || l.r->chunk[1].late > 2);
+    g_assert(util_stats(l.e).pages_sharing == 0);
+    left_end(&l);
+}
+
 /* What tail_pass() says of the first chunk, were it as @as. */
 static size_t unworthy_as(Left *l, const KsmChunk *as)
 {
@@ -391,58 +443,6 @@ static void test_mostly_left(void)
     g_assert(!waits_for_look(&l, 16, 4, CHUNK_RIPENING));
     g_assert(waits_for_look(&l, 16, 4, CHUNK_QUEUED));
     g_assert(waits_for_look(&l, 16, 4, CHUNK_PARKED));
-    left_end(&l);
-}
-
-/* ... but for so many passes only, if it never comes to be left. */
-static void test_soon_not(void)
-{
-    Left l;
-
-    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
-        return;
-    }
-    l.e->tail.waiting = 1;
-    /* then every second one */
-    g_assert(short_rests(l.e, 32) == 32);
-    g_assert(short_rests(l.e, 100) == 50);
-    /* not more, because at times nobody waits */
-    for (unsigned i = 0; i < 10; i++) {
-        l.e->tail.waiting = 0;
-        g_assert(short_rests(l.e, 3) == 0);
-        l.e->tail.waiting = 1;
-        g_assert(short_rests(l.e, 3) <= 3);
-    }
-    g_assert(l.e->tail.hurried >= 30);
-    l.e->tail.waiting = 0;
-    short_rests(l.e, 100);
-    g_assert(l.e->tail.hurried == 0);
-    left_end(&l);
-}
-
-/* What is dear even late is not tried for ever, and left. */
-static void test_dear(void)
-{
-    unsigned n = 0;
-    Left l;
-
-    if (!left_start(&l, true, KSM_DIRTY_AUTO)) {
-        return;
-    }
-    l.e->vmas.used = 0;
-    /* so few that they do not pay by the first guesses either */
-    for (size_t i = 0; i < PAIR_PAGES; i += 2 * EACH) {
-        mem_fill(l.m, i, 600000 + i);
-    }
-    while (util_stats(l.e).kernel_left < 2 * CHUNK) {
-        l.e->costs = costs_guess;
-        l.e->costs.isolate_ns = 10000000;
-        passes(&l, 1);
-        g_assert(++n < 24);
-    }
-    /* the other may be what it found, not tried itself */
-    g_assert(l.r->chunk[0].late > 2 || l.r->chunk[1].late > 2);
-    g_assert(util_stats(l.e).pages_sharing == 0);
     left_end(&l);
 }
 
