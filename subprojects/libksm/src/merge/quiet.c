@@ -78,10 +78,11 @@ bool quiet_pays(const KsmCosts *costs, const KsmRegion *r, size_t page,
 /*
  * Pages of the mapping that begins at @page; 0: it is shared, or not quiet, or
  * has pages that are equal to something, which pays by itself, or goes on in the
- * next chunk.
+ * next chunk.  *@looks: fewer, if fewer have found one of them quiet.
  */
 static unsigned mapping_quiet(const KsmCosts *costs, const KsmRegion *r,
-                              size_t page, size_t end, uint32_t zero)
+                              size_t page, size_t end, uint32_t zero,
+                              unsigned *looks)
 {
     unsigned n = 0;
 
@@ -91,6 +92,7 @@ static unsigned mapping_quiet(const KsmCosts *costs, const KsmRegion *r,
              quiet_pays(costs, r, page + n, zero))) {
             return 0;
         }
+        *looks = MIN(*looks, quiet_looks(r, page + n));
         n++;
     } while (page + n < end && region_joined(r, page + n));
     return page + n < r->n_pages && region_joined(r, page + n) ? 0 : n;
@@ -103,22 +105,33 @@ static bool is_anonymous(const KsmRegion *r, size_t page)
            page_state(r, page) != PAGE_BARRED && !page_is_mapped(r, page);
 }
 
+/* What has been quiet for longer will be so for longer. */
+static uint64_t mapping_worth(unsigned looks)
+{
+    return (looks - QUIET_LOOKS + 1) * MAPPING_WORTH_NS;
+}
+
 unsigned quiet_mappings(const KsmCosts *costs, const KsmRegion *r, size_t page,
                         size_t end, uint32_t zero)
 {
-    const unsigned most = MAPPING_WORTH_NS / RESTORE_PAGE_NS;
-    unsigned n = 0, mappings = 0, k;
+    unsigned n = 0, mappings = 0, looks = UINT8_MAX;
 
     if (!kin_serves(r, page) || region_joined(r, page)) {
         return 0;
     }
-    while (page + n < end &&
-           (k = mapping_quiet(costs, r, page + n, end, zero)) && k <= most) {
+    while (page + n < end) {
+        unsigned least = looks;
+        unsigned k = mapping_quiet(costs, r, page + n, end, zero, &least);
+
+        if (!k || k * RESTORE_PAGE_NS > mapping_worth(least)) {
+            break;
+        }
+        looks = least;
         n += k;
         mappings++;
     }
     /* they become one, and part of those beside it */
     mappings += is_anonymous(r, page - 1) + is_anonymous(r, page + n);
-    return n && (mappings - 1) * MAPPING_WORTH_NS >=
+    return n && (mappings - 1) * mapping_worth(looks) >=
                 costs->restore_ns + n * RESTORE_PAGE_NS ? n : 0;
 }
