@@ -1487,25 +1487,50 @@ typedef struct ShortRun {
     size_t page;
     unsigned n, like;       /* merged with that content ... */
     unsigned written;       /* ... until so many were, with what is unlike all */
-    bool ends;              /* then it is no mapping any more */
+    unsigned ends;          /* with so many looks it is no mapping any more */
 } ShortRun;
+
+static void short_runs_check(const Scene *s, const ShortRun *runs, unsigned n,
+                             unsigned looks)
+{
+    for (unsigned i = 0; i < n; i++) {
+        bool ends = runs[i].ends && looks >= runs[i].ends;
+
+        for (unsigned k = 0; k < runs[i].n; k++) {
+            g_assert(page_state(s->r, runs[i].page + k) ==
+                     (k >= runs[i].written ? PAGE_MERGED
+                      : ends ? PAGE_UNIQUE : PAGE_BROKEN));
+        }
+    }
+}
+
+/* Broken pages are as quiet as after so many looks. */
+static void looked_at(Scene *s, unsigned looks)
+{
+    for (size_t i = 0; i < s->r->n_pages; i++) {
+        if (page_state(s->r, i) == PAGE_BROKEN) {
+            s->r->history[i] = looks << 4;
+        }
+    }
+}
 
 /*
  * A mapping of nothing that is shared ends, if it is short and one of those
- * beside it is anonymous, or ends, too.
+ * beside it is anonymous, or ends, too.  The longer it is, the longer it is to
+ * be quiet first.
  */
 static void test_broken_mappings(gconstpointer data)
 {
     static const ShortRun runs[] = {
-        { 100, 8, 1, 8, false },        /* where kin is split off */
-        { 712, 8, 10, 8, true }, { 720, 8, 1, 8, true },
-        { 812, 8, 50, 0, false }, { 820, 8, 10, 8, false },
-        { 828, 8, 1, 0, false },
-        { 912, 8, 90, 7, false },
-        { 1112, 100, 100, 100, true },
-        { 1222, 101, 300, 101, false },
-        { 1333, 8, 10, 8, true }, { 1341, 8, 1, 0, false },
+        { 100, 8, 1, 8, 0 },            /* where kin is split off */
+        { 712, 8, 10, 8, 2 }, { 720, 8, 1, 8, 2 },
+        { 812, 8, 50, 0, 0 }, { 820, 8, 10, 8, 0 }, { 828, 8, 1, 0, 0 },
+        { 912, 8, 90, 7, 0 },
+        { 1112, 100, 100, 100, 2 },
+        { 1222, 101, 300, 101, 3 },
+        { 1333, 8, 10, 8, 2 }, { 1341, 8, 1, 0, 0 },
     };
+    const unsigned n_runs = G_N_ELEMENTS(runs);
     const bool kin = GPOINTER_TO_INT(data);
     size_t mappings;
     Scene s;
@@ -1515,43 +1540,42 @@ static void test_broken_mappings(gconstpointer data)
     }
     mem_fill_run(s.m, 0, 1536, 50000, 1);
     mem_fill_run(s.m, 1536, 512, 1, 1);
-    for (unsigned i = 0; i < G_N_ELEMENTS(runs); i++) {
+    for (unsigned i = 0; i < n_runs; i++) {
         mem_fill_run(s.m, runs[i].page, runs[i].n, runs[i].like, 1);
     }
     util_passes(s.e, 6);
     g_assert(s.r->chunk[0].runs + s.r->chunk[1].runs + s.r->chunk[2].runs ==
-             G_N_ELEMENTS(runs));
+             n_runs);
     g_assert(s.r->kin && s.r->kin_page == 100);
     if (!kin) {
         kin_drop(s.r);
         s.r->kinless = true;
     }
     s.m->busy = true;
-    for (unsigned i = 0; i < G_N_ELEMENTS(runs); i++) {
+    for (unsigned i = 0; i < n_runs; i++) {
         mem_fill_run(s.m, runs[i].page, runs[i].written, 90000 + 200 * i, 1);
     }
     util_passes(s.e, 6 * CHECK_PASSES);
+    looked_at(&s, 1);
     mappings = mem_mappings(s.m);
     s.m->busy = false;
-    util_passes(s.e, 4 * CHECK_PASSES);
-    for (unsigned i = 0; i < G_N_ELEMENTS(runs); i++) {
-        bool ends = kin && runs[i].ends;
-
-        for (unsigned k = 0; k < runs[i].n; k++) {
-            g_assert(page_state(s.r, runs[i].page + k) ==
-                     (k >= runs[i].written ? PAGE_MERGED
-                      : ends ? PAGE_UNIQUE : PAGE_BROKEN));
-        }
-    }
+    util_passes(s.e, CHECK_PASSES);
+    short_runs_check(&s, runs, n_runs, kin ? 2 : 0);
     /* two, and what is before and behind them, are one; three; two */
     g_assert(mappings - mem_mappings(s.m) == (kin ? 3 + 2 + 1 : 0));
+    util_passes(s.e, 4 * CHECK_PASSES);
+    short_runs_check(&s, runs, n_runs, kin ? 3 : 0);
+    g_assert(mappings - mem_mappings(s.m) == (kin ? 3 + 2 + 1 + 2 : 0));
     mem_check(s.m);
     region_check(s.r);
     scene_end(&s);
 }
 
-/* One mapping of @n pages, now written, in pages unlike all; a device is busy. */
-static bool scene_mapping(Scene *s, size_t at, unsigned n)
+/*
+ * A mapping of @n pages, and one of @more, now written, in pages unlike all; a
+ * device is busy.
+ */
+static bool scene_mappings(Scene *s, size_t at, unsigned n, unsigned more)
 {
     if (!scene_start(s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
         return false;
@@ -1560,11 +1584,17 @@ static bool scene_mapping(Scene *s, size_t at, unsigned n)
     mem_fill_run(s->m, 1536, 256, 1, 1);
     mem_fill_run(s->m, 100, 8, 1, 1);
     mem_fill_run(s->m, at, n, 10, 1);
+    mem_fill_run(s->m, at + n, more, 1, 1);
     util_passes(s->e, 6);
     g_assert(s->r->kin && s->r->kin_page == 100);
     s->m->busy = true;
-    mem_fill_run(s->m, at, n, 90000, 1);
+    mem_fill_run(s->m, at, n + more, 90000, 1);
     return true;
+}
+
+static bool scene_mapping(Scene *s, size_t at, unsigned n)
+{
+    return scene_mappings(s, at, n, 0);
 }
 
 static unsigned mapped_of(const Scene *s, size_t at, unsigned n)
@@ -1615,6 +1645,31 @@ static void test_broken_mapping_crosses(void)
     s.m->busy = false;
     util_passes(s.e, 12 * CHECK_PASSES);
     g_assert(mapped_of(&s, 1020, 8) == 8);
+    scene_end(&s);
+}
+
+/* Where restoring is dear mappings are quiet for longer before they end. */
+static void test_broken_mapping_dear(void)
+{
+    Scene s;
+
+    if (!scene_mappings(&s, 712, 8, 8)) {
+        return;
+    }
+    util_passes(s.e, 6 * CHECK_PASSES);
+    s.m->busy = false;
+    for (unsigned looks = 2; looks <= 7; looks++) {
+        looked_at(&s, looks - 1);
+        if (looks == 6) {
+            /* ... but for one page */
+            s.r->history[715] = 2 << 4;
+        }
+        page_chunk(s.r, 712)->calm = 255;
+        /* three mappings less are worth three times as much */
+        s.e->costs.restore_ns = 14 * MAPPING_WORTH_NS;
+        util_passes(s.e, CHECK_PASSES);
+        g_assert(mapped_of(&s, 712, 16) == (looks < 7 ? 16 : 0));
+    }
     scene_end(&s);
 }
 
@@ -4398,6 +4453,7 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/broken/mappings/busy", test_broken_mapping_busy);
     g_test_add_func("/scan/broken/mappings/crosses",
                     test_broken_mapping_crosses);
+    g_test_add_func("/scan/broken/mappings/dear", test_broken_mapping_dear);
     g_test_add_func("/scan/broken/mappings/away", test_broken_mapping_away);
     g_test_add_func("/scan/broken/mappings/equal", test_broken_mapping_equal);
     g_test_add_func("/scan/broken/behind", test_broken_behind);
