@@ -499,6 +499,14 @@ def step_aarch64(step: Step) -> Result:
     return with_qemu(step, tests, "--target", "aarch64-softmmu")
 
 
+def step_libvirt_build(step: Step) -> Result:
+    """Beside tests that mostly wait; they come first."""
+    return step.simple(
+        "scripts/build-libvirt",
+        *("nice", "scripts/build-libvirt", "--release", "bookworm"),
+    )
+
+
 def step_libvirt(
     step: Step, release: str = "bookworm", name: str = "libvirt"
 ) -> Result:
@@ -555,6 +563,7 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
     "tsan": (step_tsan, "libksm under the thread sanitizer"),
     "qtest": (step_qtest, "our qtests of the grafted QEMU"),
     "qemu": (step_qemu, "QEMU's own tests with guest RAM on our backend"),
+    "libvirt-build": (step_libvirt_build, "libvirt is built, for its tests later"),
     "e2e": (step_e2e, "real guests: scopes vm and group, migration, a storm"),
     "e2e-host": (
         step_e2e_host,
@@ -598,7 +607,7 @@ ONLY_WHEN_NAMED = {
 #: They mostly wait, or have one processor do all: each with its neighbours.
 BESIDE = (
     ("style", "graft", "top"),
-    ("qtest", "qemu"),
+    ("qtest", "qemu", "libvirt-build"),
     ("e2e", "e2e-host"),
     ("kernels-quick", "libvirt"),
 )
