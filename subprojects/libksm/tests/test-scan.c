@@ -1487,7 +1487,7 @@ typedef struct ShortRun {
     size_t page;
     unsigned n, like;       /* merged with that content ... */
     unsigned written;       /* ... until so many were, with what is unlike all */
-    unsigned ends;          /* with so many looks it is no mapping any more */
+    unsigned ends;          /* with so many looks; 0: never */
 } ShortRun;
 
 static void short_runs_check(const Scene *s, const ShortRun *runs, unsigned n,
@@ -1515,9 +1515,8 @@ static void looked_at(Scene *s, unsigned looks)
 }
 
 /*
- * A mapping of nothing that is shared ends, if it is short and one of those
- * beside it is anonymous, or ends, too.  The longer it is, the longer it is to
- * be quiet first.
+ * A mapping of nothing that is shared ends, if one of those beside it is
+ * anonymous, or ends, too.  The longer it is, the longer it is to be quiet first.
  */
 static void test_broken_mappings(gconstpointer data)
 {
@@ -1560,11 +1559,11 @@ static void test_broken_mappings(gconstpointer data)
     mappings = mem_mappings(s.m);
     s.m->busy = false;
     util_passes(s.e, CHECK_PASSES);
-    short_runs_check(&s, runs, n_runs, kin ? 2 : 0);
+    short_runs_check(&s, runs, n_runs, kin ? 2 : 1);
     /* two, and what is before and behind them, are one; three; two */
     g_assert(mappings - mem_mappings(s.m) == (kin ? 3 + 2 + 1 : 0));
     util_passes(s.e, 4 * CHECK_PASSES);
-    short_runs_check(&s, runs, n_runs, kin ? 3 : 0);
+    short_runs_check(&s, runs, n_runs, kin ? 3 : 1);
     g_assert(mappings - mem_mappings(s.m) == (kin ? 3 + 2 + 1 + 2 : 0));
     mem_check(s.m);
     region_check(s.r);
@@ -1664,12 +1663,76 @@ static void test_broken_mapping_dear(void)
             /* ... but for one page */
             s.r->history[715] = 2 << 4;
         }
-        page_chunk(s.r, 712)->calm = 255;
         /* three mappings less are worth three times as much */
         s.e->costs.restore_ns = 14 * MAPPING_WORTH_NS;
         util_passes(s.e, CHECK_PASSES);
         g_assert(mapped_of(&s, 712, 16) == (looks < 7 ? 16 : 0));
     }
+    scene_end(&s);
+}
+
+/* What is quiet for long ends without what is beside it, if both would not pay. */
+static void test_broken_mapping_alone(void)
+{
+    Scene s;
+
+    if (!scene_mappings(&s, 712, 8, 8)) {
+        return;
+    }
+    util_passes(s.e, 6 * CHECK_PASSES);
+    s.m->busy = false;
+    looked_at(&s, 1);
+    for (size_t page = 712; page < 720; page++) {
+        s.r->history[page] = 11 << 4;
+    }
+    s.e->costs.restore_ns = 10 * MAPPING_WORTH_NS;
+    util_passes(s.e, CHECK_PASSES);
+    g_assert(mapped_of(&s, 712, 8) == 0 && mapped_of(&s, 720, 8) == 8);
+    scene_end(&s);
+}
+
+static uint64_t cpu_dear(void)
+{
+    return util_cpu_by_call() + remaps * UINT64_C(3000000);
+}
+
+/* What waits for the lock does not wait until all of a chunk is restored. */
+static void test_broken_mapping_many(void)
+{
+    enum { LENGTH = 4, EVERY = 8, N = 12 };
+    Scene s;
+
+    if (!scene_start(&s, KSM_SCOPE_VM, KSM_DIRTY_PAGEMAP, MEM_SMALL)) {
+        return;
+    }
+    mem_fill_run(s.m, 0, 1536, 50000, 1);
+    mem_fill_run(s.m, 1536, 256, 1, 1);
+    mem_fill_run(s.m, 100, 8, 1, 1);
+    for (size_t i = 0; i < N; i++) {
+        mem_fill_run(s.m, 600 + i * EVERY, LENGTH, 1 + i * LENGTH, 1);
+    }
+    util_passes(s.e, 6);
+    g_assert(mapped_of(&s, 600, N * EVERY) == N * LENGTH);
+    s.m->busy = true;
+    for (size_t i = 0; i < N; i++) {
+        mem_fill_run(s.m, 600 + i * EVERY, LENGTH, 90000 + i * LENGTH, 1);
+    }
+    util_passes(s.e, 6 * CHECK_PASSES);
+    s.m->busy = false;
+    remaps = 0;
+    prim.remap = count_remap;
+    prim.cpu_ns = cpu_dear;
+    for (size_t looks = 1; looks <= N / 2; looks++) {
+        looked_at(&s, 14);
+        s.e->costs.restore_ns = costs_guess.restore_ns;
+        util_passes(s.e, CHECK_PASSES);
+        g_assert(remaps == 2 * looks);
+    }
+    prim.cpu_ns = util_cpu_by_call;
+    prim.remap = prim_real.remap;
+    g_assert(mapped_of(&s, 600, N * EVERY) == 0);
+    mem_check(s.m);
+    region_check(s.r);
     scene_end(&s);
 }
 
@@ -4454,6 +4517,8 @@ int main(int argc, char **argv)
     g_test_add_func("/scan/broken/mappings/crosses",
                     test_broken_mapping_crosses);
     g_test_add_func("/scan/broken/mappings/dear", test_broken_mapping_dear);
+    g_test_add_func("/scan/broken/mappings/alone", test_broken_mapping_alone);
+    g_test_add_func("/scan/broken/mappings/many", test_broken_mapping_many);
     g_test_add_func("/scan/broken/mappings/away", test_broken_mapping_away);
     g_test_add_func("/scan/broken/mappings/equal", test_broken_mapping_equal);
     g_test_add_func("/scan/broken/behind", test_broken_behind);

@@ -15,6 +15,7 @@
 
 #define BACKOFF_MAX     5u      /* log2 of looks ... */
 #define BACKOFF_SOME    2u      /* ... if only some pages are written again */
+#define AT_ONCE_NS      UINT64_C(5000000)   /* of restoring; others wait */
 
 /* The content of a page is known: what is it equal to? */
 static void page_match(KsmEngine *e, KsmRegion *r, size_t page,
@@ -92,19 +93,29 @@ static void pages_look(KsmEngine *e, KsmRegion *r, size_t chunk,
     e->scan.hash_time += (prim.cpu_ns() - cpu) * calm / MAX(n, 1);
 }
 
+/* What came of a chunk. */
+typedef struct Done {
+    bool restored;              /* some pages were */
+    bool tried, rejoined;       /* ... or were to be merged as they are; and are */
+    bool doubtful;              /* others were not, for busier times' costs */
+    uint64_t ns;                /* restoring them took */
+} Done;
+
 /*
  * False: not this time, as a device is at it, or there is no memory.  @merged:
  * it will be.
  */
 static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
-                    bool merged)
+                    bool merged, Done *done)
 {
     uint64_t t = prim.cpu_ns();
+    int ret = restore_pages(&e->restore, r, page, n);
 
-    if (restore_pages(&e->restore, r, page, n) < 0) {
+    t = prim.cpu_ns() - t;
+    done->ns += t;
+    if (ret < 0) {
         return false;
     }
-    t = prim.cpu_ns() - t;
     cost_average(&e->costs.restore_ns, t - MIN(t, n * RESTORE_PAGE_NS));
     /*
      * Quiet for two looks, and still, as far as is known: the next pass asks
@@ -118,13 +129,6 @@ static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
     e->scan.restored |= merged && page_state(r, page) == PAGE_NEW;
     return true;
 }
-
-/* What came of a chunk. */
-typedef struct Done {
-    bool restored;              /* some pages were */
-    bool tried, rejoined;       /* ... or were to be merged as they are; and are */
-    bool doubtful;              /* others were not, for busier times' costs */
-} Done;
 
 /* False: nobody was held up for it. */
 static bool rejoin(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
@@ -152,7 +156,7 @@ static unsigned run_restore(KsmEngine *e, KsmRegion *r, size_t page,
     unsigned n = run.n ? 0 : quiet_rejoins(&e->costs, r, page, end, zero);
 
     if (run.n) {
-        done->restored |= restore(e, r, page, run.n, true);
+        done->restored |= restore(e, r, page, run.n, true, done);
     } else if ((!n || !rejoin(e, r, page, n, done)) && !done->doubtful) {
         /* if it could be rejoined but for its slots, that costs little enough */
         done->doubtful = quiet_run(&costs_guess, r, page, end, zero).n ||
@@ -182,8 +186,8 @@ static bool is_at_hand(KsmRegion *r, size_t page, unsigned n,
 }
 
 /*
- * Short mappings from @page on of which nothing is shared any more.  Returns how
- * many pages were tried.
+ * Mappings from @page on of which nothing is shared any more.  Returns how many
+ * pages were tried.
  */
 static unsigned mappings_end(KsmEngine *e, KsmRegion *r, size_t page,
                              const uint8_t *kinds, Done *done)
@@ -197,7 +201,7 @@ static unsigned mappings_end(KsmEngine *e, KsmRegion *r, size_t page,
         merged |= quiet_is_again(r, page + i);
     }
     if (n && is_at_hand(r, page, n, kinds)) {
-        if (!restore(e, r, page, n, merged) &&
+        if (!restore(e, r, page, n, merged, done) &&
             page_state(r, page) == PAGE_BROKEN) {
             /* it is not quiet before it was looked at once more, later */
             r->history[page] = 1 << 4 | age_skip(UINT_MAX);
@@ -215,7 +219,7 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
     uint32_t zero = content_tag(r, e->hasher.zero);
     Done done = { false };
 
-    while (page < end) {
+    while (page < end && done.ns < AT_ONCE_NS) {
         QuietRun run = { 0 };
         unsigned n = 0;
 

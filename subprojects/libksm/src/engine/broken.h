@@ -11,8 +11,8 @@
  * of the pool: a page is quiet if two looks find the same hash (a log, where
  * there is one, makes them begin anew).  After that, looks become rare.
  *
- * What pays: merge/quiet.h.  So does restoring a few pages that are all of a
- * mapping, equal to something or not: it becomes part of what is around it.
+ * What pays: merge/quiet.h.  So does restoring all pages of a mapping, equal
+ * to something or not: it becomes part of what is around it.
  *
  * If pages that were restored or merged again are written, their chunk waits,
  * twice as long each time: up to four looks, or half a minute; and if half of what

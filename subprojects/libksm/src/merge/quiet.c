@@ -75,27 +75,34 @@ bool quiet_pays(const KsmCosts *costs, const KsmRegion *r, size_t page,
            quiet_rejoins(costs, r, page, end, zero);
 }
 
+typedef struct QuietMapping {
+    unsigned n;         /* pages */
+    unsigned looks;     /* or more found each of them quiet */
+} QuietMapping;
+
 /*
- * Pages of the mapping that begins at @page; 0: it is shared, or not quiet, or
- * has pages that are equal to something, which pays by itself, or goes on in the
- * next chunk.  *@looks: fewer, if fewer have found one of them quiet.
+ * The mapping that begins at @page.  No pages: it is shared, or not quiet, or has
+ * pages that are equal to something, which pays by itself, or goes on in the next
+ * chunk.
  */
-static unsigned mapping_quiet(const KsmCosts *costs, const KsmRegion *r,
-                              size_t page, size_t end, uint32_t zero,
-                              unsigned *looks)
+static QuietMapping mapping_quiet(const KsmCosts *costs, const KsmRegion *r,
+                                  size_t page, size_t end, uint32_t zero)
 {
-    unsigned n = 0;
+    QuietMapping m = { 0, UINT_MAX };
 
     do {
-        if (!is_quiet(r, page + n) ||
-            (quiet_is_again(r, page + n) &&
-             quiet_pays(costs, r, page + n, zero))) {
-            return 0;
+        if (!is_quiet(r, page + m.n) ||
+            (quiet_is_again(r, page + m.n) &&
+             quiet_pays(costs, r, page + m.n, zero))) {
+            return (QuietMapping) { 0 };
         }
-        *looks = MIN(*looks, quiet_looks(r, page + n));
-        n++;
-    } while (page + n < end && region_joined(r, page + n));
-    return page + n < r->n_pages && region_joined(r, page + n) ? 0 : n;
+        m.looks = MIN(m.looks, quiet_looks(r, page + m.n));
+        m.n++;
+    } while (page + m.n < end && region_joined(r, page + m.n));
+    if (page + m.n < r->n_pages && region_joined(r, page + m.n)) {
+        m.n = 0;
+    }
+    return m;
 }
 
 /* Is there anonymous memory, populated or not? */
@@ -114,24 +121,26 @@ static uint64_t mapping_worth(unsigned looks)
 unsigned quiet_mappings(const KsmCosts *costs, const KsmRegion *r, size_t page,
                         size_t end, uint32_t zero)
 {
-    unsigned n = 0, mappings = 0, looks = UINT8_MAX;
+    unsigned mappings = is_anonymous(r, page - 1);
+    unsigned n = 0, best = 0, looks = UINT_MAX;
 
     if (!kin_serves(r, page) || region_joined(r, page)) {
         return 0;
     }
     while (page + n < end) {
-        unsigned least = looks;
-        unsigned k = mapping_quiet(costs, r, page + n, end, zero, &least);
+        QuietMapping m = mapping_quiet(costs, r, page + n, end, zero);
 
-        if (!k || k * RESTORE_PAGE_NS > mapping_worth(least)) {
+        if (!m.n || m.n * RESTORE_PAGE_NS > mapping_worth(m.looks)) {
             break;
         }
-        looks = least;
-        n += k;
+        looks = MIN(looks, m.looks);
+        n += m.n;
+        /* they become one, and part of those beside it */
+        if ((mappings + is_anonymous(r, page + n)) * mapping_worth(looks) >=
+            costs->restore_ns + n * RESTORE_PAGE_NS) {
+            best = n;
+        }
         mappings++;
     }
-    /* they become one, and part of those beside it */
-    mappings += is_anonymous(r, page - 1) + is_anonymous(r, page + n);
-    return n && (mappings - 1) * mapping_worth(looks) >=
-                costs->restore_ns + n * RESTORE_PAGE_NS ? n : 0;
+    return best;
 }
