@@ -500,11 +500,8 @@ def step_aarch64(step: Step) -> Result:
 
 
 def step_libvirt_build(step: Step) -> Result:
-    """Beside tests that mostly wait; they come first."""
-    return step.simple(
-        "scripts/build-libvirt",
-        *("nice", "scripts/build-libvirt", "--release", "bookworm"),
-    )
+    """While others mostly wait."""
+    return step.simple("scripts/build-libvirt", "scripts/build-libvirt")
 
 
 def step_libvirt(
@@ -561,9 +558,9 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
     "unit": (step_unit, "libksm: unit, fault injection, property, system tests"),
     "asan": (step_asan, "libksm under address and undefined-behaviour sanitizers"),
     "tsan": (step_tsan, "libksm under the thread sanitizer"),
+    "libvirt-build": (step_libvirt_build, "libvirt is built, for its tests later"),
     "qtest": (step_qtest, "our qtests of the grafted QEMU"),
     "qemu": (step_qemu, "QEMU's own tests with guest RAM on our backend"),
-    "libvirt-build": (step_libvirt_build, "libvirt is built, for its tests later"),
     "e2e": (step_e2e, "real guests: scopes vm and group, migration, a storm"),
     "e2e-host": (
         step_e2e_host,
@@ -607,7 +604,7 @@ ONLY_WHEN_NAMED = {
 #: They mostly wait, or have one processor do all: each with its neighbours.
 BESIDE = (
     ("style", "graft", "top"),
-    ("qtest", "qemu", "libvirt-build"),
+    ("libvirt-build", "qtest", "qemu"),
     ("e2e", "e2e-host"),
     ("kernels-quick", "libvirt"),
 )
