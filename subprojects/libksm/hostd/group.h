@@ -12,12 +12,9 @@
  * 1. A member is told a slot only in the step that takes a hold of it.
  * 2. Holds go only by group_drop(), for what this member has, and by
  *    group_leave_step(), when its process has exited.
- * 3. A slot's content is written before it is told to anybody, and judged by a
- *    copy that no member can write.
+ * 3. A slot's content is written before it is told to anybody (offer.h).
  *
- * Only contents with an equal copy in the pool, byte for byte, are answered by
- * an old slot.  A hash alone decides nothing but what a member is told to look
- * at.
+ * A hash alone decides nothing but what a member is told to look at.
  */
 #ifndef HOSTD_GROUP_H
 #define HOSTD_GROUP_H
@@ -38,6 +35,8 @@
 #define GROUP_NOBODY    UINT16_MAX
 /* Pages that a member may map to a slot, for each hold. */
 #define HOLD_USERS      16u
+/* Pages of an offer that are read, judged and written at once, in the cache. */
+#define GROUP_PIECE     64u
 
 typedef struct GroupMember {
     Holds holds;
@@ -127,21 +126,6 @@ int group_room(Group *g, GroupMember *m, uint64_t mappings, uint64_t waiting);
 /* It has lost its connection: until it is back it has said nothing. */
 void group_unheard(Group *g, GroupMember *m);
 
-typedef struct GroupOffer {
-    int ring;               /* file with the pages */
-    uint32_t first, count;
-    uint32_t domain;
-    int node;
-} GroupOffer;
-
-/* Where the ring cannot be read: WIRE_NO_MEMORY. */
-void group_offer(Group *g, GroupMember *m, const GroupOffer *o, uint32_t *slot,
-                 GArray *blocks);
-/* One page, to be a block of @want slots. */
-int group_repeat(Group *g, GroupMember *m, const GroupOffer *o, unsigned want,
-                 uint32_t *slot);
-/* Slots of the block @first now; 0: it is none that @m holds. */
-unsigned group_grow(Group *g, GroupMember *m, uint32_t first, unsigned want);
 /* Slots that have content there: 1, or a block's; 0: it is nobody's. */
 unsigned group_length(Group *g, uint32_t slot);
 
@@ -157,6 +141,20 @@ bool group_keep_step(Group *g, GroupMember *m, const Holds *keep,
                      uint32_t *from);
 /* Another hold of a slot that has content; false: it, or @m, has too many. */
 bool group_hold(Group *g, GroupMember *m, uint32_t slot);
+/* ... and the member is to hear of it in an answer; @blocks: group_ask(). */
+bool group_hold_told(Group *g, GroupMember *m, uint32_t slot, GArray *blocks);
+
+/*
+ * The slot with that content (*@is), or the one whose place the content's next
+ * slot takes.  Other content with that hash keeps its place: whoever knows the
+ * key can make some.  But where memory has failed it is found no more.
+ */
+uint32_t group_find(const Group *g, uint64_t hash, const char *page, bool *is);
+
+/* Is the memory that the daemon may use all but used up? */
+bool group_is_tight(Group *g);
+/* May a table take so much more?  No daemon is to be killed for it. */
+bool group_may_have(Group *g, size_t bytes);
 
 /*
  * Goes on where another process left (reload.h).  Members

@@ -12,6 +12,7 @@
 
 #include "base/page.h"
 #include "base/prim.h"
+#include "offer.h"
 #include "state.h"
 #include "talk.h"
 
@@ -278,9 +279,9 @@ static void on_ask(Client *c, const Packet *p)
     send_slots(c, WIRE_ANSWER, a->head.seq, slot, a->head.count);
 }
 
-static GroupOffer offer_of(const Client *c, const WireOffer *o)
+static Offer offer_of(const Client *c, const WireOffer *o)
 {
-    return (GroupOffer) {
+    return (Offer) {
         .ring = c->member->ring,
         .first = o->first,
         .count = o->head.count,
@@ -300,14 +301,14 @@ static void on_offer(Client *c, const Packet *p)
 {
     const WireOffer *o = p->data;
     Server *s = c->server;
-    GroupOffer offer = offer_of(c, o);
+    Offer offer = offer_of(c, o);
     uint32_t slot[WIRE_OFFERS];
 
     if (!offer_is_good(o) || o->want) {
         bad(c, "OFFER: count, first page, node or zero");
         return;
     }
-    group_offer(&s->group, &c->member->held, &offer, slot, s->blocks);
+    offer_pages(&s->group, &c->member->held, &offer, slot, s->blocks);
     send_slots(c, WIRE_TAKEN, o->head.seq, slot, offer.count);
 }
 
@@ -327,7 +328,7 @@ static void on_repeat(Client *c, const Packet *p)
 {
     const WireOffer *o = p->data;
     Server *s = c->server;
-    GroupOffer offer = offer_of(c, o);
+    Offer offer = offer_of(c, o);
     uint32_t slot;
 
     if (!offer_is_good(o) || o->head.count != 1 || o->want < 1 ||
@@ -335,7 +336,7 @@ static void on_repeat(Client *c, const Packet *p)
         bad(c, "REPEAT: count, page, node or slots");
         return;
     }
-    if (group_repeat(&s->group, &c->member->held, &offer, o->want,
+    if (offer_block(&s->group, &c->member->held, &offer, o->want,
                      &slot) < 0) {
         slot = WIRE_NO_MEMORY;
     }
@@ -354,7 +355,7 @@ static void on_grow(Client *c, const Packet *p)
         bad(c, "GROW: count or slots");
         return;
     }
-    length = group_grow(&c->server->group, &c->member->held, b->first,
+    length = offer_grow(&c->server->group, &c->member->held, b->first,
                         b->length);
     if (length == 0) {
         bad(c, "GROW: not a block that is held");

@@ -17,7 +17,7 @@
 
 #include "base/page.h"
 #include "base/prim.h"
-#include "group.h"
+#include "offer.h"
 #include "poolfile.h"
 #include "sys.h"
 #include "../../tests/fake-root.h"
@@ -362,7 +362,7 @@ static void do_ask(World *w, unsigned m, bool strict)
     blocks_check(w);
 }
 
-static GroupOffer ring_fill(World *w, unsigned n, uint32_t *content)
+static Offer ring_fill(World *w, unsigned n, uint32_t *content)
 {
     unsigned first = g_rand_int_range(w->rand, 0, RING - n + 1);
     bool run = g_rand_boolean(w->rand);
@@ -375,7 +375,7 @@ static GroupOffer ring_fill(World *w, unsigned n, uint32_t *content)
         g_assert(prim.write(w->ring, page, PAGE_BYTES,
                             (off_t)(first + i) * PAGE_BYTES) == PAGE_BYTES);
     }
-    return (GroupOffer) { .ring = w->ring, .first = first, .count = n,
+    return (Offer) { .ring = w->ring, .first = first, .count = n,
                           .node = -1 };
 }
 
@@ -394,10 +394,10 @@ static void do_offer(World *w, unsigned m, bool strict)
     uint32_t content[200], slot[200];
     unsigned most = g_rand_boolean(w->rand) ? 9 : G_N_ELEMENTS(slot);
     unsigned n = g_rand_int_range(w->rand, 1, most);
-    GroupOffer o = ring_fill(w, n, content);
+    Offer o = ring_fill(w, n, content);
 
     w->publisher = m;
-    group_offer(&w->g, &w->member[m], &o, slot, w->blocks);
+    offer_pages(&w->g, &w->member[m], &o, slot, w->blocks);
     for (unsigned i = 0; i < n; i++) {
         if (slot[i] < w->g.config.slots) {
             model_hold(w, m, slot[i], content[i]);
@@ -415,10 +415,10 @@ static void do_repeat(World *w, unsigned m)
 {
     uint32_t content, slot;
     unsigned want = g_rand_int_range(w->rand, 1, WIRE_BLOCK_MAX + 1);
-    GroupOffer o = ring_fill(w, 1, &content);
+    Offer o = ring_fill(w, 1, &content);
 
     w->publisher = m;
-    g_assert(group_repeat(&w->g, &w->member[m], &o, want, &slot) == 0);
+    g_assert(offer_block(&w->g, &w->member[m], &o, want, &slot) == 0);
     if (slot < w->g.config.slots) {
         model_hold(w, m, slot, content);
         w->length[slot] = group_length(&w->g, slot);
@@ -447,7 +447,7 @@ static void do_grow(World *w, unsigned m)
     for (uint32_t s = 0; s < SLOTS; s++) {
         bool block = w->held[m][s] && pool_pattern(&w->g.pool, s);
 
-        got = s % 64 && !block ? 0 : group_grow(&w->g, &w->member[m], s, want);
+        got = s % 64 && !block ? 0 : offer_grow(&w->g, &w->member[m], s, want);
         g_assert((got > 0) == block);
         if (got) {
             g_assert(got >= want);
@@ -502,7 +502,7 @@ static void test_many(void)
     g_autofree uint32_t *slot = g_new(uint32_t, MANY);
     g_autofree uint32_t *found = g_new(uint32_t, MANY);
     g_autoptr(GArray) blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
-    GroupOffer o = { .ring = sys.memfd("ring", 0), .node = -1,
+    Offer o = { .ring = sys.memfd("ring", 0), .node = -1,
                      .count = WIRE_OFFERS };
     GroupMember a, b;
     PoolFile file;
@@ -519,7 +519,7 @@ static void test_many(void)
         g_assert(prim.write(o.ring, page, PAGE_BYTES,
                             i % WIRE_OFFERS * PAGE_BYTES) == PAGE_BYTES);
         if ((i + 1) % WIRE_OFFERS == 0) {
-            group_offer(g, &a, &o, slot + i + 1 - WIRE_OFFERS, blocks);
+            offer_pages(g, &a, &o, slot + i + 1 - WIRE_OFFERS, blocks);
         }
     }
     group_ask(g, &b, hash, MANY, found, blocks);
@@ -629,7 +629,7 @@ static void offer_some(World *w, unsigned m, uint32_t content, unsigned n,
                        uint32_t *slot)
 {
     char page[PAGE_BYTES];
-    GroupOffer o = { .ring = w->ring, .count = n, .node = -1 };
+    Offer o = { .ring = w->ring, .count = n, .node = -1 };
 
     for (unsigned i = 0; i < n; i++) {
         page_make(page, content + i);
@@ -637,7 +637,7 @@ static void offer_some(World *w, unsigned m, uint32_t content, unsigned n,
                             (off_t)i * PAGE_BYTES) == PAGE_BYTES);
     }
     w->publisher = m;
-    group_offer(&w->g, &w->member[m], &o, slot, w->blocks);
+    offer_pages(&w->g, &w->member[m], &o, slot, w->blocks);
 }
 
 /* Consecutive pages get consecutive slots; those that are there do not. */
@@ -673,12 +673,12 @@ static void test_domains(void)
     uint32_t slot[3];
     uint64_t hash;
     char page[PAGE_BYTES];
-    GroupOffer o = { .count = 1, .node = -1, .domain = 0x9e3779b1 };
+    Offer o = { .count = 1, .node = -1, .domain = 0x9e3779b1 };
 
     world_init(w, &config, 1);
     o.ring = w->ring;
     offer_some(w, 0, 7, 1, &slot[0]);
-    group_offer(&w->g, &w->member[1], &o, &slot[1], w->blocks);
+    offer_pages(&w->g, &w->member[1], &o, &slot[1], w->blocks);
     g_assert(slot[1] != slot[0]);
     page_make(page, 7);
     hash = hash_page(&w->g.hasher, page) ^ 0x9e3779b1;
@@ -715,7 +715,7 @@ static void test_replica_longer(void)
     GroupConfig config = plain();
 
     for (unsigned i = 0; i < 2; i++) {
-        GroupOffer o = { .count = 1, .node = -1 };
+        Offer o = { .count = 1, .node = -1 };
         uint32_t slot, was = SLOT_NONE;
         unsigned last = 0, length;
         char page[PAGE_BYTES];
@@ -727,7 +727,7 @@ static void test_replica_longer(void)
         page_make(page, 7);
         g_assert(prim.write(w->ring, page, PAGE_BYTES, 0) == PAGE_BYTES);
         for (unsigned k = 0, blocks = 0; blocks < 7; k++) {
-            g_assert(group_repeat(&w->g, &w->member[k % MEMBERS], &o, 16,
+            g_assert(offer_block(&w->g, &w->member[k % MEMBERS], &o, 16,
                                   &slot) == 0);
             if (slot == was) {
                 continue;
@@ -831,7 +831,7 @@ static void test_refill(void)
     g_autofree World *w = g_new(World, 1);
     GroupConfig config = plain();
     uint32_t slot[512];
-    GroupOffer o = { .count = 1, .node = -1 };
+    Offer o = { .count = 1, .node = -1 };
 
     config.slots = 4096;
     world_init(w, &config, 1);
@@ -841,16 +841,16 @@ static void test_refill(void)
             offer_some(w, 0, 1000 + i * 512, 512, slot);
             g_assert(slot[511] < 4096);
         }
-        g_assert(group_repeat(&w->g, &w->member[0], &o, 16, slot) == 0);
+        g_assert(offer_block(&w->g, &w->member[0], &o, 16, slot) == 0);
         g_assert(slot[0] == WIRE_SHARE);
-        g_assert(group_repeat(&w->g, &w->member[1], &o, 16, slot) == 0);
+        g_assert(offer_block(&w->g, &w->member[1], &o, 16, slot) == 0);
         g_assert(slot[0] == WIRE_FULL);
         member_leave(w, 0);
         member_join(w, 0);
         for (unsigned i = 0; i < 8; i++) {
             offer_some(w, 1, 1000 + i, 1, slot);
             group_keep(&w->g, &w->member[1], slot[0], 0);
-            g_assert(group_repeat(&w->g, &w->member[0], &o, 16, slot) == 0);
+            g_assert(offer_block(&w->g, &w->member[0], &o, 16, slot) == 0);
             g_assert(slot[0] < 4096 && slot[0] % WIRE_BLOCK_MAX == 0);
         }
         member_leave(w, 0);
@@ -904,9 +904,9 @@ static void test_no_room(FakeRoot *root, gconstpointer data)
     g_autofree uint64_t *hash = g_new(uint64_t, ASKS);
     g_autofree uint32_t *slot = g_new(uint32_t, ASKS);
     g_autoptr(GArray) blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
-    GroupOffer o = { .ring = sys.memfd("ring", 0), .node = -1,
+    Offer o = { .ring = sys.memfd("ring", 0), .node = -1,
                      .count = WIRE_OFFERS };
-    GroupOffer one = { .ring = o.ring, .node = -1, .count = 1 };
+    Offer one = { .ring = o.ring, .node = -1, .count = 1 };
     unsigned content = 0;
     GroupMember m;
     PoolFile file;
@@ -946,13 +946,13 @@ static void test_no_room(FakeRoot *root, gconstpointer data)
     g_assert(asked_owed(&g->asked) > was / 8);
     root_room(root, MEMCG_ROOM_MIN + was / 9);
     g->memcg.asked = 0;
-    group_offer(g, &m, &one, slot, blocks);
+    offer_pages(g, &m, &one, slot, blocks);
     g_assert(slot[0] == WIRE_NO_MEMORY);
     while (group_step(g)) {
         continue;
     }
     g->memcg.asked = 0;
-    group_offer(g, &m, &one, slot, blocks);
+    offer_pages(g, &m, &one, slot, blocks);
     g_assert(slot[0] < SLOTS_MANY);
 
     was = g->index_room;
@@ -963,7 +963,7 @@ static void test_no_room(FakeRoot *root, gconstpointer data)
             g_assert(prim.write(o.ring, page, PAGE_BYTES,
                                 k * PAGE_BYTES) == PAGE_BYTES);
         }
-        group_offer(g, &m, &o, slot, blocks);
+        offer_pages(g, &m, &o, slot, blocks);
         g_assert(slot[0] < SLOTS_MANY);
         g_assert(i >= 40 || g->index_room == was);
     }
@@ -1001,7 +1001,7 @@ static void test_failures(void)
     g_autofree World *w = g_new(World, 1);
     GroupConfig config = plain();
     uint32_t slot[100];
-    GroupOffer o = { .count = 1, .node = -1 };
+    Offer o = { .count = 1, .node = -1 };
     WirePair all[100];
 
     world_init(w, &config, 1);
@@ -1016,15 +1016,15 @@ static void test_failures(void)
     g_assert(w->g.stats.refused_memory == 50);
     fail_at = 1;
     o.ring = w->ring;
-    g_assert(group_repeat(&w->g, &w->member[0], &o, 100, slot) == 0);
+    g_assert(offer_block(&w->g, &w->member[0], &o, 100, slot) == 0);
     g_assert(slot[0] == WIRE_NO_MEMORY);
     g_assert(w->g.used == 50);
     prim.write = prim_real.write;
     prim.read_at = failing_read;
     slot[0] = 0;
-    group_offer(&w->g, &w->member[0], &o, slot, w->blocks);
+    offer_pages(&w->g, &w->member[0], &o, slot, w->blocks);
     g_assert(slot[0] == WIRE_NO_MEMORY);
-    g_assert(group_repeat(&w->g, &w->member[0], &o, 1, slot) == -EIO);
+    g_assert(offer_block(&w->g, &w->member[0], &o, 1, slot) == -EIO);
     prim.read_at = prim_real.read_at;
     prim.punch = failing_punch;
     for (unsigned i = 0; i < 50; i++) {
@@ -1171,7 +1171,7 @@ static void test_tight(void)
     g_autofree World *w = g_new(World, 1);
     GroupConfig config = plain();
     uint32_t slot;
-    GroupOffer o = { .count = 1, .node = -1 };
+    Offer o = { .count = 1, .node = -1 };
 
     world_init(w, &config, 1);
     offer_some(w, 0, 1, 1, &slot);
@@ -1185,7 +1185,7 @@ static void test_tight(void)
     w->g.memcg.asked = prim.now_ns();
     o.ring = w->ring;
     offer_some(w, 1, 5, 1, &slot);
-    g_assert(group_repeat(&w->g, &w->member[0], &o, 16, &slot) == 0);
+    g_assert(offer_block(&w->g, &w->member[0], &o, 16, &slot) == 0);
     g_assert(slot == WIRE_NO_MEMORY);
     /* a question for which no table grows does not look at control groups */
     w->g.memcg.asked = 0;

@@ -13,6 +13,7 @@
 
 #include "base/page.h"
 #include "base/prim.h"
+#include "offer.h"
 #include "reload.h"
 #include "state.h"
 #include "sys.h"
@@ -45,13 +46,13 @@ static uint64_t now_late(void)
 static void scene_offer(Scene *s, unsigned n)
 {
     static uint32_t content;
-    GroupOffer o = { .ring = sys.memfd("ring", 0), .count = 1, .node = -1 };
+    Offer o = { .ring = sys.memfd("ring", 0), .count = 1, .node = -1 };
     uint32_t page[PAGE_BYTES / 4] = { 0 }, slot;
 
     for (unsigned i = 0; i < n * MEMBERS; i++) {
         page[0] = ++content;
         g_assert(prim.write(o.ring, page, PAGE_BYTES, 0) == PAGE_BYTES);
-        group_offer(&s->s.group, &s->member[i % MEMBERS]->held, &o, &slot,
+        offer_pages(&s->s.group, &s->member[i % MEMBERS]->held, &o, &slot,
                     s->s.blocks);
         g_assert(slot < WIRE_SLOTS_MAX);
     }
@@ -181,17 +182,17 @@ static void test_unchanged(void)
 static void test_grown(void)
 {
     Scene *s = scene_new();
-    GroupOffer o = { .ring = sys.memfd("ring", 0), .count = 1, .node = -1 };
+    Offer o = { .ring = sys.memfd("ring", 0), .count = 1, .node = -1 };
     GroupMember *m = &s->member[0]->held;
     uint32_t page[PAGE_BYTES / 4] = { 4711 }, slot;
 
     s->client->member = s->member[0];
     g_assert(prim.write(o.ring, page, PAGE_BYTES, 0) == PAGE_BYTES);
-    g_assert(group_repeat(&s->s.group, m, &o, 16, &slot) == 0);
+    g_assert(offer_block(&s->s.group, m, &o, 16, &slot) == 0);
     prim.close(o.ring);
     ask(s);
     check(s, 0, 16);
-    g_assert(group_grow(&s->s.group, m, slot, 32) == 32);
+    g_assert(offer_grow(&s->s.group, m, slot, 32) == 32);
     now += SECOND;
     ask(s);
     check(s, 0, 32);
