@@ -16,28 +16,29 @@ typedef struct Client {
     uint64_t number;        /* the older, the lower */
 } Client;
 
-/* A connection that was accepted. */
-Client *client_add(Server *s, int fd);
 /* REFUSED; the client is freed. */
 void client_refuse(Client *c, WireRefusal code, const char *format, ...)
     G_GNUC_PRINTF(3, 4);
-/* The lengths of blocks in server->blocks, which is emptied. */
+/* A block's length, before the member hears of the block. */
+void client_send_block(Client *c, uint64_t seq, uint32_t first);
+/* ... and of the blocks in server->blocks, which is emptied. */
 void client_send_blocks(Client *c);
 /* The connection ends; the member does not. */
 void client_close(Client *c);
+
+/* GroupTell, of a Server; kept until client_send_news(). */
+bool client_tell(void *opaque, unsigned number, uint64_t hash, uint32_t slot);
+/* Whoever was told something gets it now. */
+void client_send_news(Server *s);
+/* A member that did not read for a while is to ask again, if it does now. */
+void client_tell_missed(Member *m);
 
 /*
  * The member has listed what it holds: the rest goes in pieces, and nothing of
  * it is read meanwhile.
  */
-void server_reconcile(Server *s, Member *m);
+void client_reconcile(Server *s, Member *m);
 /* A piece of it for each; false: there is none. */
-bool server_reconcile_step(Server *s);
-/* There may be something to do that can wait. */
-void server_work(Server *s);
-/* Until the process of a new member exits. */
-void server_watch(Server *s, Member *m);
-/* Its process has exited. */
-void server_leave(Server *s, Member *m);
+bool client_reconcile_step(Server *s);
 
 #endif

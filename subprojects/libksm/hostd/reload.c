@@ -13,6 +13,7 @@
 #include "image.h"
 #include "reload.h"
 #include "sys.h"
+#include "work.h"
 
 #define VARIABLE    "KSM_POOLD_IMAGE"
 #define NO_MEMBER   UINT32_MAX
@@ -233,7 +234,7 @@ static void set_all_inherit(const Server *s, Inherit inherit)
  */
 static void settle(Server *s)
 {
-    while (server_reconcile_step(s)) {
+    while (client_reconcile_step(s)) {
         continue;
     }
     while (s->group.asked.was || s->group.asked.sweeps) {
@@ -434,7 +435,7 @@ static void get_client(Image *im, GArray *clients)
 
 static void client_resume(Server *s, const GotClient *got)
 {
-    Client *c = client_add(s, got->saved.fd);
+    Client *c = server_accepted(s, got->saved.fd);
 
     c->asks_status = got->saved.asks_status;
     if (got->saved.member != NO_MEMBER) {
@@ -473,7 +474,7 @@ static void go_on(Server *s, const SavedServer *saved, const GArray *clients)
         Member *m = (Member *)s->group.member[i];
 
         if (m && !g_ptr_array_find(s->leaving, m, NULL)) {
-            server_watch(s, m);
+            work_watch(s, m);
         }
     }
     for (unsigned i = 0; i < clients->len; i++) {

@@ -15,6 +15,7 @@
 #include "offer.h"
 #include "state.h"
 #include "talk.h"
+#include "work.h"
 
 #define IN_FLIGHT   4u
 #define NODES       1024    /* and fewer, that a kernel has */
@@ -145,7 +146,7 @@ static bool idle_leaves(Server *s, int pidfd)
     }
     g_source_remove(idle->exit_watch);
     idle->exit_watch = 0;
-    server_leave(s, idle);
+    work_leave(s, idle);
     return true;
 }
 
@@ -180,7 +181,7 @@ static bool join(Client *c, const WireHello *h, Packet *p)
     }
     p->pidfd = -1;
     c->member->conn = c->conn;
-    server_watch(s, c->member);
+    work_watch(s, c->member);
     return true;
 }
 
@@ -264,7 +265,7 @@ static void on_held(Client *c, const Packet *p)
     }
     m->heard = h->head.seq;
     if (m->heard == 0) {
-        server_reconcile(c->server, m);
+        client_reconcile(c->server, m);
     }
 }
 
@@ -279,7 +280,7 @@ static void on_ask(Client *c, const Packet *p)
     send_slots(c, WIRE_ANSWER, a->head.seq, slot, a->head.count);
 }
 
-static Offer offer_of(const Client *c, const WireOffer *o)
+static Offer as_offer(const Client *c, const WireOffer *o)
 {
     return (Offer) {
         .ring = c->member->ring,
@@ -290,7 +291,7 @@ static Offer offer_of(const Client *c, const WireOffer *o)
     };
 }
 
-static bool offer_is_good(const WireOffer *o)
+static bool is_good_offer(const WireOffer *o)
 {
     return o->head.count >= 1 && o->head.count <= WIRE_OFFERS &&
            o->first < RING_PAGES && o->head.count <= RING_PAGES - o->first &&
@@ -301,10 +302,10 @@ static void on_offer(Client *c, const Packet *p)
 {
     const WireOffer *o = p->data;
     Server *s = c->server;
-    Offer offer = offer_of(c, o);
+    Offer offer = as_offer(c, o);
     uint32_t slot[WIRE_OFFERS];
 
-    if (!offer_is_good(o) || o->want) {
+    if (!is_good_offer(o) || o->want) {
         bad(c, "OFFER: count, first page, node or zero");
         return;
     }
@@ -312,36 +313,24 @@ static void on_offer(Client *c, const Packet *p)
     send_slots(c, WIRE_TAKEN, o->head.seq, slot, offer.count);
 }
 
-static void send_block(Client *c, uint64_t seq, uint32_t first,
-                       unsigned length)
-{
-    WireBlock b = {
-        .head = { .type = WIRE_BLOCK, .seq = seq },
-        .first = first,
-        .length = length,
-    };
-
-    conn_send(c->conn, &b, sizeof(b));
-}
-
 static void on_repeat(Client *c, const Packet *p)
 {
     const WireOffer *o = p->data;
     Server *s = c->server;
-    Offer offer = offer_of(c, o);
+    Offer offer = as_offer(c, o);
     uint32_t slot;
 
-    if (!offer_is_good(o) || o->head.count != 1 || o->want < 1 ||
+    if (!is_good_offer(o) || o->head.count != 1 || o->want < 1 ||
         o->want > WIRE_BLOCK_MAX) {
         bad(c, "REPEAT: count, page, node or slots");
         return;
     }
     if (offer_block(&s->group, &c->member->held, &offer, o->want,
-                     &slot) < 0) {
+                    &slot) < 0) {
         slot = WIRE_NO_MEMORY;
     }
     if (slot < s->group.config.slots) {
-        send_block(c, o->head.seq, slot, group_length(&s->group, slot));
+        client_send_block(c, o->head.seq, slot);
     }
     send_slots(c, WIRE_TAKEN, o->head.seq, &slot, 1);
 }
@@ -349,19 +338,16 @@ static void on_repeat(Client *c, const Packet *p)
 static void on_grow(Client *c, const Packet *p)
 {
     const WireBlock *b = p->data;
-    unsigned length;
 
     if (b->head.count || b->length < 1 || b->length > WIRE_BLOCK_MAX) {
         bad(c, "GROW: count or slots");
         return;
     }
-    length = offer_grow(&c->server->group, &c->member->held, b->first,
-                        b->length);
-    if (length == 0) {
+    if (!offer_grow(&c->server->group, &c->member->held, b->first, b->length)) {
         bad(c, "GROW: not a block that is held");
         return;
     }
-    send_block(c, b->head.seq, b->first, length);
+    client_send_block(c, b->head.seq, b->first);
 }
 
 static void on_drop(Client *c, const Packet *p)

@@ -2,6 +2,9 @@
  * talk: each message of the protocol, checked and answered
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Checks what packets say, has group.h and offer.h do it, and answers; it is what
+ * docs/interop/ksm-pool.rst tells.  All packets are as if from an enemy.
  */
 #ifndef HOSTD_TALK_H
 #define HOSTD_TALK_H

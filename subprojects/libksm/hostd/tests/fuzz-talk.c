@@ -27,6 +27,7 @@
 #include "client.h"
 #include "sys.h"
 #include "talk.h"
+#include "work.h"
 
 #define SLOTS       4096u
 #define CLIENTS     4u
@@ -237,7 +238,7 @@ static void peer_connect(Peer *p)
     g_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK,
                         0, pair) == 0);
     p->fd = pair[0];
-    c = client_add(&w.s, pair[1]);
+    c = server_accepted(&w.s, pair[1]);
     g_assert(conn_identify(conn_fd(c->conn), 1) == 0);
 }
 
@@ -419,7 +420,7 @@ static void member_exits(Member *m)
     if (m) {
         g_source_remove(m->exit_watch);
         m->exit_watch = 0;
-        server_leave(&w.s, m);
+        work_leave(&w.s, m);
     }
 }
 
