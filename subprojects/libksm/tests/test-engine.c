@@ -593,7 +593,7 @@ static void test_fork(void)
     g_assert(engine_pool(e)->keep_all || engine_pool(e)->leaked == 0);
     util_remove(f.region);
     g_assert(engine_pool(e)->keep_all ||
-             engine_pool(e)->n_free == engine_pool(e)->top);
+             engine_pool(e)->vacant.n == engine_pool(e)->top);
     ksm_engine_free(e);
     mem_check(m);
     mem_free(m);

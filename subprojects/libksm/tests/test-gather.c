@@ -691,7 +691,7 @@ static void test_calls_fail(void)
     store_flush(s.f.content.store);
     /* no slot is lost */
     pool = store_local_pool(s.f.content.store);
-    g_assert(pool->top - pool->n_free == pool->shared);
+    g_assert(pool->top - pool->vacant.n == pool->shared);
     scene_end(&s);
 }
 

@@ -138,7 +138,7 @@ static void test_untake(Fixture *f, gconstpointer data)
     pool_untake(&f->pool, slot, 10);
     pool_flush(&f->pool);
     if (!f->pool.keep_all) {
-        g_assert(f->pool.n_free == 10);
+        g_assert(f->pool.vacant.n == 10);
     }
 }
 
@@ -288,7 +288,7 @@ static void children_of(Fixture *f, ChildKind kind)
         g_assert(waitpid(child, NULL, 0) == child);
     }
     /* they can be had again; what is in use is as it was */
-    f->pool.cursor = 0;
+    f->pool.vacant.cursor = 0;
     g_assert(take_one(f, 'c') == slot);
     t = pool_pattern_new(&f->pool, f->page, 43);
     g_assert(t && t->first == first);
@@ -339,7 +339,7 @@ static void test_children_many(Fixture *f, gconstpointer data)
     kill(child[1], SIGKILL);
     g_assert(waitpid(child[1], NULL, 0) == child[1]);
     wait_given_up(f);
-    g_assert(f->pool.n_free == 3);
+    g_assert(f->pool.vacant.n == 3);
     /* and from the beginning */
     slot[0] = take_one(f, 'a');
     pool_user_add(&f->pool, slot[0]);
@@ -524,14 +524,14 @@ static void test_used_up(Fixture *f, gconstpointer data)
 
 static void check_free(const KsmPool *p)
 {
-    uint32_t n_words[FREE_CLASSES] = { 0 };
+    uint32_t n_words[VACANT_CLASSES] = { 0 };
     uint32_t n_free = 0;
 
     for (size_t w = 0; w < p->capacity / 64; w++) {
         unsigned run = 0, longest = 0, class = 0;
 
         for (unsigned i = 0; i < 64; i++) {
-            bool free = p->free[w] >> i & 1;
+            bool free = p->vacant.free[w] >> i & 1;
 
             g_assert(!free || w * 64 + i < p->top);
             run = free ? run + 1 : 0;
@@ -541,15 +541,15 @@ static void check_free(const KsmPool *p)
         while (longest >> (class + 1)) {
             class++;
         }
-        for (unsigned k = 0; k < FREE_CLASSES; k++) {
-            bool has = p->lines[w / 64].has[k] >> (w % 64) & 1;
+        for (unsigned k = 0; k < VACANT_CLASSES; k++) {
+            bool has = p->vacant.lines[w / 64].has[k] >> (w % 64) & 1;
 
             g_assert(has == (longest && k == class));
             n_words[k] += has;
         }
     }
-    g_assert(n_free == p->n_free);
-    g_assert(!memcmp(n_words, p->n_words, sizeof(n_words)));
+    g_assert(n_free == p->vacant.n);
+    g_assert(!memcmp(n_words, p->vacant.n_words, sizeof(n_words)));
 }
 
 static bool is_free(const uint64_t *free, uint32_t slot)
@@ -635,7 +635,7 @@ static void test_model(Fixture *f, gconstpointer data)
         } else {
             g_autofree uint64_t *free = g_malloc(p->capacity / 8);
 
-            memcpy(free, p->free, p->capacity / 8);
+            memcpy(free, p->vacant.free, p->capacity / 8);
             n = check_take(p, free, p->top, n, &slot);
             for (unsigned i = 0; i < n; i++) {
                 g_assert(!taken[slot + i]);
@@ -1131,7 +1131,7 @@ static void test_capacity(Fixture *f, gconstpointer data)
     g_assert(p->mapped[2] == page_up(p->capacity * sizeof(*p->users)));
     g_assert(p->mapped[3] == page_up(p->capacity / 8));
     g_assert(p->mapped[4] ==
-             page_up(p->capacity / 4096 * sizeof(*p->lines)));
+             page_up(p->capacity / 4096 * sizeof(*p->vacant.lines)));
     /* memory that is there is not asked for again */
     was = p->capacity;
     prim.map = no_place;
@@ -1236,7 +1236,7 @@ static void test_huge_shmem(Fixture *f, gconstpointer data)
         pool_flush(&p);
         pool_unkeep(&p);
         g_assert(!pool_release(&p));
-        g_assert(p.leaked == texts[i].huge && p.n_free == !texts[i].huge);
+        g_assert(p.leaked == texts[i].huge && p.vacant.n == !texts[i].huge);
         prim.punch = prim_real.punch;
         pool_free(&p);
     }
@@ -1265,7 +1265,7 @@ static void test_huge_later(Fixture *f, gconstpointer data)
     prim.now_ns = clock_is;
     pool_user_drop(&f->pool, a);
     pool_flush(&f->pool);
-    g_assert(f->pool.n_free == 1);
+    g_assert(f->pool.vacant.n == 1);
     pool_user_drop(&f->pool, b);
     shmem_text = "[always] within_size advise never deny force\n";
     prim.open_read = open_shmem;
@@ -1383,7 +1383,7 @@ static void test_punch_once(Fixture *f, gconstpointer data)
     g_assert(punches.offset[1] == 5 && punches.len[1] == 3);
     g_assert(punches.offset[2] == 11 && punches.len[2] == 2);
     g_assert(punches.offset[3] == 30 && punches.len[3] == 1);
-    g_assert(f->pool.n_free == G_N_ELEMENTS(order));
+    g_assert(f->pool.vacant.n == G_N_ELEMENTS(order));
     check_free(&f->pool);
     /* they are punched 64 at a time */
     n = 64;
@@ -1429,11 +1429,11 @@ static void test_punch_fails_many(Fixture *f, gconstpointer data)
     prim.punch = punch_fails_even;
     release_all(f);
     check_free(p);
-    g_assert(p->n_free < 300);
+    g_assert(p->vacant.n < 300);
     prim.punch = prim_real.punch;
     release_all(f);
     pool_flush(p);
-    g_assert(p->leaked == 0 && p->n_free == 300);
+    g_assert(p->leaked == 0 && p->vacant.n == 300);
     check_free(p);
     g_assert(pool_pattern_new(p, f->page, 1)->first == first);
 }
@@ -1477,7 +1477,7 @@ static void test_punch_fails_some(Fixture *f, gconstpointer data)
         /* the lower half, then the other one */
         g_assert(pool_release(p) == (i == 1));
         g_assert(p->leaked == (i == 0 ? 128 : 64));
-        g_assert(p->n_free == (i == 0 ? 0 : 64) && p->n_punch == 0);
+        g_assert(p->vacant.n == (i == 0 ? 0 : 64) && p->n_punch == 0);
     }
     /* a block can, and another one is left */
     for (unsigned i = 0; i < 2; i++) {
@@ -1555,10 +1555,10 @@ static void test_kept(Fixture *f, gconstpointer data)
     /* given up but not punched yet: as if it was */
     pool_fork(p);
     pool_forked(p);
-    g_assert(p->n_free == 3);
+    g_assert(p->vacant.n == 3);
     n = 100;
     g_assert(pool_take(p, &n) == 200 && n == 100);
-    p->cursor = 0;
+    p->vacant.cursor = 0;
     n = 2;
     g_assert(pool_take(p, &n) == 195 && n == 2);
     n = 1;
@@ -1568,14 +1568,14 @@ static void test_kept(Fixture *f, gconstpointer data)
     pool_untake(p, 195, 2);
     pool_untake(p, 200, 100);
     pool_flush(p);
-    g_assert(p->leaked == 0 && p->n_free == 103);
+    g_assert(p->leaked == 0 && p->vacant.n == 103);
     pool_untake(p, 0, 5);
     pool_untake(p, 6, 189);
     pool_untake(p, 197, 3);
     pool_flush(p);
-    g_assert(p->leaked == 197 && p->n_free == 103);
+    g_assert(p->leaked == 197 && p->vacant.n == 103);
     wait_given_up(f);
-    g_assert(p->n_free == 300);
+    g_assert(p->vacant.n == 300);
     check_free(p);
 }
 
@@ -1653,13 +1653,13 @@ static void test_kept_again(Fixture *f, gconstpointer data)
     release_all(f);
     pool_flush(p);
     g_assert(p->leaked == 0);
-    g_assert(p->n_free == 180 + (CHUNK_PAGES - 400) && p->blocks->len == 2);
+    g_assert(p->vacant.n == 180 + (CHUNK_PAGES - 400) && p->blocks->len == 2);
     /* no more of them: the others are in use */
     keep(f, 200, 1);
     wait_given_up(f);
     keep(f, 300, 1);
     wait_given_up(f);
-    g_assert(p->n_free == 182 + (CHUNK_PAGES - 400));
+    g_assert(p->vacant.n == 182 + (CHUNK_PAGES - 400));
     check_free(p);
     g_assert(p->blocks->len == 2);
 }
@@ -1687,7 +1687,7 @@ static void test_forked_child(Fixture *f, gconstpointer data)
     g_assert(p->leaked == 1);
     g_assert(prim.unmap(watch, PAGE_BYTES) == 0);
     wait_given_up(f);
-    g_assert(p->n_free == 1);
+    g_assert(p->vacant.n == 1);
 }
 
 /* What could not be punched joins what a child had; nothing is lost. */
@@ -1712,12 +1712,12 @@ static void test_gone(Fixture *f, gconstpointer data)
     g_assert(!pool_release(p));
     prim.punch = prim_real.punch;
     release_all(f);
-    g_assert(p->leaked == 0 && p->n_free == 73);
+    g_assert(p->leaked == 0 && p->vacant.n == 73);
     /* a released block ends where the next slot begins */
     pool_user_add(p, first);
     pool_user_add(p, first + CHUNK_PAGES);
     pool_user_drop(p, first);
-    g_assert(p->blocks->len == 1 && p->n_free == 73);
+    g_assert(p->blocks->len == 1 && p->vacant.n == 73);
     g_assert(p->users[first + CHUNK_PAGES] == 1);
     check_free(p);
 }
@@ -2063,7 +2063,7 @@ static void test_blocks(Fixture *f, gconstpointer data)
         g_assert(t->users == 2);
     }
     check_free(p);
-    g_assert(p->n_free == CHUNK_PAGES - 1);
+    g_assert(p->vacant.n == CHUNK_PAGES - 1);
     g_assert(!pool_pattern(p, 0) && !pool_pattern(p, 511));
     g_assert(!pool_pattern_new(p, f->page, 1));
     /* only the one no longer used can be had */
@@ -2215,7 +2215,7 @@ static void test_search(Fixture *f, gconstpointer data)
     take_all_but(f, LINES * LINE, 0, 0, 1, 1);
     pool_untake(p, far, 64);
     pool_flush(p);
-    p->cursor = 0;
+    p->vacant.cursor = 0;
     g_assert(pool_take(p, &n) == LINES * LINE && n == 64);
     g_assert(pool_take(p, &n) == far && n == 64);
     /* behind the last one is the first */

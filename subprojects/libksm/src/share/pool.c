@@ -29,10 +29,6 @@
 #define HUGE_LOOK_NS    UINT64_C(100000000)
 /* Page tables of so much can be moved at once. */
 #define VIEW_ALIGN      ((size_t)1 << 30)
-#define LINE_SLOTS      4096u   /* that a FreeLine tells of */
-#define SEARCH_LINES    256u    /* looked at for a free run */
-
-typedef enum SlotMark { MARK_TAKEN, MARK_FREE } SlotMark;
 
 static void *anonymous(size_t len)
 {
@@ -109,10 +105,10 @@ static void **pool_array(KsmPool *p, unsigned i, size_t slots, size_t *len)
         return (void **)&p->users;
     case 3:
         *len = slots / 8;
-        return (void **)&p->free;
+        return (void **)&p->vacant.free;
     default:
-        *len = slots / LINE_SLOTS * sizeof(*p->lines);
-        return (void **)&p->lines;
+        *len = slots / VACANT_LINE * sizeof(*p->vacant.lines);
+        return (void **)&p->vacant.lines;
     }
 }
 
@@ -269,154 +265,6 @@ int pool_reserve_slots(KsmPool *p, size_t slots)
     return 0;
 }
 
-/* The longest run of a word is 2^class slots at least; 0 has no class. */
-static unsigned word_class(uint64_t word)
-{
-    unsigned class = 0;
-
-    while (class < FREE_CLASSES - 1) {
-        word &= word >> (1u << class);
-        if (!word) {
-            break;
-        }
-        class++;
-    }
-    return class;
-}
-
-static void word_set(KsmPool *p, size_t w, uint64_t word)
-{
-    FreeLine *l = &p->lines[w / 64];
-    uint64_t bit = UINT64_C(1) << (w % 64), was = p->free[w];
-    unsigned old = word_class(was), new = word_class(word);
-
-    p->free[w] = word;
-    if (was && word && old == new) {
-        return;
-    }
-    if (was) {
-        l->has[old] &= ~bit;
-        p->n_words[old]--;
-    }
-    if (word) {
-        l->has[new] |= bit;
-        p->n_words[new]++;
-    }
-}
-
-static uint64_t mask_of(unsigned first, unsigned n)
-{
-    return (n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1) << first;
-}
-
-static void slots_mark(KsmPool *p, uint32_t slot, unsigned n, SlotMark mark)
-{
-    while (n) {
-        unsigned first = slot % 64, here = MIN(n, 64 - first);
-        uint64_t word = p->free[slot / 64], mask = mask_of(first, here);
-
-        word_set(p, slot / 64, mark == MARK_FREE ? word | mask
-                                                 : word & ~mask);
-        p->n_free += mark == MARK_FREE ? here : -here;
-        slot += here;
-        n -= here;
-    }
-}
-
-/* Where a word has the first run of @n, which it has. */
-static unsigned word_run(uint64_t word, unsigned n)
-{
-    for (unsigned have = 1; have < n; ) {
-        unsigned step = MIN(have, n - have);
-
-        word &= word >> step;
-        have += step;
-    }
-    return __builtin_ctzll(word);
-}
-
-/*
- * A word of that class, near the cursor; -1: none was seen.  Looks at
- * SEARCH_LINES lines at most, and goes on from there the next time.
- */
-static ssize_t word_find(KsmPool *p, unsigned class)
-{
-    size_t n_lines = ROUND_UP_TO(p->top, LINE_SLOTS) / LINE_SLOTS;
-    size_t l = p->cursor / LINE_SLOTS;
-
-    if (!p->n_words[class]) {
-        return -1;
-    }
-    for (size_t i = 0; i < MIN(n_lines, SEARCH_LINES); i++, l++) {
-        l = l < n_lines ? l : 0;
-        if (p->lines[l].has[class]) {
-            return l * 64 + __builtin_ctzll(p->lines[l].has[class]);
-        }
-    }
-    p->cursor = l * LINE_SLOTS;
-    return -1;
-}
-
-/* How far a free run that begins at @slot goes, up to @n. */
-static unsigned run_length(const KsmPool *p, uint32_t slot, unsigned n)
-{
-    unsigned got = 0;
-
-    while (got < n) {
-        uint64_t taken = ~p->free[(slot + got) / 64] >> ((slot + got) % 64);
-        unsigned here = taken ? __builtin_ctzll(taken)
-                              : 64 - (slot + got) % 64;
-
-        got += here;
-        if ((slot + got) % 64 || !here || slot + got >= p->top) {
-            break;
-        }
-    }
-    return MIN(got, n);
-}
-
-/* How many slots before @slot are free too, up to @n. */
-static unsigned run_before(const KsmPool *p, uint32_t slot, unsigned n)
-{
-    unsigned got = 0;
-
-    while (got < n && slot > got) {
-        unsigned in = (slot - got - 1) % 64 + 1;    /* of that word */
-        uint64_t taken = ~(p->free[(slot - got - 1) / 64] << (64 - in));
-        unsigned here = taken ? __builtin_clzll(taken) : 64;
-
-        got += here;
-        if (here < in) {
-            break;
-        }
-    }
-    return MIN(got, n);
-}
-
-/* A run of free slots, of @least at least and of up to *@n. */
-static uint32_t free_run(KsmPool *p, unsigned *n, unsigned least)
-{
-    unsigned min = MIN(least, 64), class = 0, got, before;
-    ssize_t word = -1;
-    uint32_t slot;
-
-    while (1u << class < min) {
-        class++;
-    }
-    for (; class < FREE_CLASSES && word < 0; class++) {
-        word = word_find(p, class);
-    }
-    if (word < 0) {
-        return SLOT_NONE;
-    }
-    slot = word * 64 + word_run(p->free[word], MIN(*n, 1u << (class - 1)));
-    got = run_length(p, slot, *n);
-    before = run_before(p, slot, *n - got);
-    *n = got + before;
-    p->cursor = slot;
-    return slot - before;
-}
-
 static int file_grow(KsmPool *p, size_t slots)
 {
     size_t size = MIN(ROUND_UP_TO(slots, FILE_STEP), p->capacity);
@@ -452,10 +300,10 @@ static uint32_t top_take(KsmPool *p, unsigned *n)
 
 static uint32_t free_take(KsmPool *p, unsigned *n, unsigned least)
 {
-    uint32_t slot = free_run(p, n, least);
+    uint32_t slot = vacant_find(&p->vacant, p->top, n, least);
 
     if (slot != SLOT_NONE) {
-        slots_mark(p, slot, *n, MARK_TAKEN);
+        vacant_take(&p->vacant, slot, *n);
     }
     return slot;
 }
@@ -467,7 +315,7 @@ static void block_open(KsmPool *p)
 
     g_array_set_size(p->blocks, p->blocks->len - 1);
     memset(p->users + first, 0, CHUNK_PAGES * sizeof(*p->users));
-    slots_mark(p, first, CHUNK_PAGES, MARK_FREE);
+    vacant_add(&p->vacant, first, CHUNK_PAGES);
 }
 
 uint32_t pool_take(KsmPool *p, unsigned *n)
@@ -504,8 +352,8 @@ static uint32_t take_at(KsmPool *p, uint32_t slot, unsigned *n)
     if (slot == p->top) {
         slot = top_take(p, n);
     } else {
-        *n = slot < p->top ? run_length(p, slot, *n) : 0;
-        slots_mark(p, slot, *n, MARK_TAKEN);
+        *n = slot < p->top ? vacant_after(&p->vacant, p->top, slot, *n) : 0;
+        vacant_take(&p->vacant, slot, *n);
     }
     if (slot != SLOT_NONE) {
         memset(p->users + slot, 0, *n * sizeof(*p->users));
@@ -526,7 +374,8 @@ uint32_t pool_take_near(KsmPool *p, uint32_t before, uint32_t after,
             return slot;
         }
     }
-    got = after != SLOT_NONE && after <= p->top ? run_before(p, after, *n) : 0;
+    got = after != SLOT_NONE && after <= p->top
+          ? vacant_before(&p->vacant, after, *n) : 0;
     if (got == *n) {
         return take_at(p, after - *n, n);
     }
@@ -535,9 +384,9 @@ uint32_t pool_take_near(KsmPool *p, uint32_t before, uint32_t after,
         uint32_t slot;
 
         /* those are not for the first pages */
-        slots_mark(p, after - got, got, MARK_TAKEN);
+        vacant_take(&p->vacant, after - got, got);
         slot = pool_take(p, &first);
-        slots_mark(p, after - got, got, MARK_FREE);
+        vacant_add(&p->vacant, after - got, got);
         if (slot != SLOT_NONE) {
             *n = first;
             return slot;
@@ -634,7 +483,7 @@ void pool_flush(KsmPool *p)
         if (slots_punch(p, slot, n) < 0) {
             slots_gone(p, slot, n);
         } else {
-            slots_mark(p, slot, n, MARK_FREE);
+            vacant_add(&p->vacant, slot, n);
         }
     }
     p->n_punch = 0;
@@ -735,11 +584,11 @@ void pool_fork(KsmPool *p)
         return;
     }
     for (size_t i = 0; i < p->top / 64; i++) {
-        p->kept[i] |= ~p->free[i];
+        p->kept[i] |= ~p->vacant.free[i];
     }
     if (p->top % 64) {
-        p->kept[p->top / 64] |= ~p->free[p->top / 64] &
-                                mask_of(0, p->top % 64);
+        p->kept[p->top / 64] |= ~p->vacant.free[p->top / 64] &
+                                ((UINT64_C(1) << p->top % 64) - 1);
     }
 }
 
@@ -926,14 +775,14 @@ bool pool_release(KsmPool *p)
         uint32_t was;
 
         pool_flush(p);
-        was = p->n_free;
+        was = p->vacant.n;
         while (p->n_punch < G_N_ELEMENTS(p->punch) &&
                p->gone_slots.first != SLOT_NONE) {
             p->punch[p->n_punch++] = list_pop(p, &p->gone_slots);
             p->leaked--;
         }
         pool_flush(p);
-        done |= p->n_free > was;
+        done |= p->vacant.n > was;
     }
     return done && (p->gone_slots.first != SLOT_NONE ||
                     p->gone_blocks.first != SLOT_NONE);
@@ -1033,27 +882,6 @@ static int pattern_fill(KsmPool *p, KsmPattern *t, const void *page,
     return 0;
 }
 
-/* 512 free slots of the bitmap, looked for as by word_find(); SLOT_NONE. */
-static uint32_t free_block(KsmPool *p)
-{
-    size_t n_lines = ROUND_UP_TO(p->top, LINE_SLOTS) / LINE_SLOTS;
-    size_t l = p->cursor / LINE_SLOTS;
-
-    for (size_t i = 0; i < MIN(n_lines, SEARCH_LINES); i++, l++) {
-        uint64_t whole;     /* words that are free */
-
-        l = l < n_lines ? l : 0;
-        whole = p->lines[l].has[FREE_CLASSES - 1];
-        for (unsigned w = 0; w < 64; w += CHUNK_PAGES / 64) {
-            if ((uint8_t)(whole >> w) == UINT8_MAX) {
-                return l * LINE_SLOTS + w * 64;
-            }
-        }
-    }
-    p->cursor = l * LINE_SLOTS;
-    return SLOT_NONE;
-}
-
 /* 512 slots that begin at a multiple of 512; SLOT_NONE. */
 static uint32_t block_take(KsmPool *p)
 {
@@ -1068,15 +896,15 @@ static uint32_t block_take(KsmPool *p)
         file_grow(p, first + CHUNK_PAGES) == 0) {
         /* what has memory is not among those that are free */
         pool_ahead_end(p);
-        slots_mark(p, p->top, first - p->top, MARK_FREE);
+        vacant_add(&p->vacant, p->top, first - p->top);
         p->top = first + CHUNK_PAGES;
     } else {
         pool_flush(p);
-        first = free_block(p);
+        first = vacant_block(&p->vacant, p->top);
         if (first == SLOT_NONE) {
             return SLOT_NONE;
         }
-        slots_mark(p, first, CHUNK_PAGES, MARK_TAKEN);
+        vacant_take(&p->vacant, first, CHUNK_PAGES);
     }
     block_mark(p, first);
     return first;
@@ -1207,7 +1035,7 @@ static unsigned unused_run(const KsmPool *p, uint32_t slot)
 static void unused_adopt(KsmPool *p, uint32_t slot, unsigned n)
 {
     if (!p->keep_all && slots_punch(p, slot, n) == 0) {
-        slots_mark(p, slot, n, MARK_FREE);
+        vacant_add(&p->vacant, slot, n);
         return;
     }
     for (unsigned i = 0; i < n; i++) {

@@ -31,6 +31,7 @@
 #include "base/page.h"
 #include "share/ahead.h"
 #include "share/slot.h"
+#include "share/vacant.h"
 
 #define SLOT_PATTERN    0x8000u     /* in users[]: part of a pattern */
 #define PATTERN_START   16u         /* slots of a new pattern */
@@ -42,17 +43,6 @@ typedef struct KsmPattern {
     uint64_t asked;         /* pages that mapped it, ever */
     uint64_t users;         /* pages that map it */
 } KsmPattern;
-
-/*
- * What is free in 64 words of the bitmap of free slots: bit w of has[k] if
- * the longest run in word w has 2^k to 2^(k + 1) - 1 slots.
- */
-#define FREE_CLASSES    7u
-
-typedef struct FreeLine {
-    uint64_t has[FREE_CLASSES];
-    uint64_t pad;
-} FreeLine;
 
 typedef struct SlotList {
     uint32_t first, last;   /* SLOT_NONE: empty */
@@ -68,13 +58,9 @@ typedef struct KsmPool {
     bool anywhere;          /* do not look for a good address for the view */
     size_t file_slots;      /* size of the file */
     uint32_t top;           /* slots ever taken: [0, top) */
-    uint32_t cursor;        /* where to look for free slots */
-    uint32_t n_free;        /* slots below top that are free */
+    KsmVacant vacant;       /* slots below top, and to be had */
     uint32_t *hash;         /* per slot */
     uint16_t *users;        /* per slot, with SLOT_PATTERN */
-    uint64_t *free;         /* bitmap: below top, and to be had */
-    FreeLine *lines;        /* of the words of that */
-    uint32_t n_words[FREE_CLASSES];     /* of each class */
     uint64_t *kept;         /* bitmap: a forked child may map it; or NULL */
     size_t kept_len;        /* bytes of it */
     bool keep_all;          /* give up nothing */
