@@ -2,6 +2,9 @@
  * client: a connection to the daemon, and who is at its other end
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * What it is told, how it ends, and how a member that is back lists what it holds.
+ * Leaves to others: what its packets say (talk.h).
  */
 #ifndef HOSTD_CLIENT_H
 #define HOSTD_CLIENT_H

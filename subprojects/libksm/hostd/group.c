@@ -396,7 +396,7 @@ bool group_is_tight(Group *g)
 
 bool group_may_have(Group *g, size_t bytes)
 {
-    /* nothing more needs no look: it takes a dozen files, most of an ASK */
+    /* no look for nothing: it takes a dozen files, most of an idle member's ASK */
     return !bytes || (!group_is_tight(g) && memcg_has_room(&g->memcg, bytes));
 }
 

@@ -12,7 +12,8 @@
  * 1. A member is told a slot only in the step that takes a hold of it.
  * 2. Holds go only by group_drop(), for what this member has, and by
  *    group_leave_step(), when its process has exited.
- * 3. A slot's content is written before it is told to anybody (offer.h).
+ * 3. A slot's content is written before it is told to anybody, and judged by a
+ *    copy that no member can write (offer.h).
  *
  * A hash alone decides nothing but what a member is told to look at.
  */

@@ -127,9 +127,9 @@ typedef struct Judged {
     GArray *blocks;
     uint32_t *slot;         /* of each page: the answer */
     uint64_t hash[GROUP_PIECE];
-    uint32_t old[GROUP_PIECE];    /* full slot to be replaced */
-    uint16_t fresh[GROUP_PIECE];  /* pages that need a slot */
-    uint16_t same[GROUP_PIECE];   /* page before that is equal, or itself */
+    uint32_t old[GROUP_PIECE];      /* full slot to be replaced */
+    uint16_t fresh[GROUP_PIECE];    /* pages that need a slot */
+    uint16_t same[GROUP_PIECE];     /* page before that is equal, or itself */
     unsigned n_fresh;
 } Judged;
 

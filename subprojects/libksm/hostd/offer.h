@@ -3,16 +3,19 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Pages in a member's ring are copied first, a piece at a time, for the member
- * may write there at any time; all that follows is about the copy.  What the pool
- * has, byte for byte, is answered by a slot with that content; what it has not is
- * written to new slots, as far as memory and the member's share go, and becomes
- * known then, also to whoever has asked about it.
+ * What the pool has, byte for byte, is answered by a slot with that content; what
+ * it has not is written to new slots, as far as memory and the member's share go,
+ * and becomes known then, also to whoever has asked about it.
+ *
+ * The danger: a member writes to what it has offered, and others get what nobody
+ * has looked at.  Why it is safe: its pages are copied first, to memory that no
+ * member can write, and all that follows is about the copy.
  *
  * A page that is there very often is offered as a block: as many slots in a row
  * as will be mapped together (KsmPattern, share/pool.h).
  *
- * Leaves to others: members, holds and the index (group.h); messages (talk.h).
+ * Leaves to others: members, what they hold, and how a slot is found (group.h);
+ * messages (talk.h).
  */
 #ifndef HOSTD_OFFER_H
 #define HOSTD_OFFER_H

@@ -435,7 +435,7 @@ static void get_client(Image *im, GArray *clients)
 
 static void client_resume(Server *s, const GotClient *got)
 {
-    Client *c = server_accepted(s, got->saved.fd);
+    Client *c = server_connect(s, got->saved.fd);
 
     c->asks_status = got->saved.asks_status;
     if (got->saved.member != NO_MEMBER) {

@@ -11,7 +11,6 @@
 
 #include "base/prim.h"
 #include "client.h"
-#include "state.h"
 #include "sys.h"
 #include "talk.h"
 #include "work.h"
@@ -58,7 +57,7 @@ static const ConnOps client_ops = {
     .room = on_room,
 };
 
-Client *server_accepted(Server *s, int fd)
+Client *server_connect(Server *s, int fd)
 {
     Client *c = g_new0(Client, 1);
 
@@ -84,9 +83,9 @@ static Client *oldest_stranger(const Server *s)
     return oldest;
 }
 
-static void server_new(Server *s, int fd)
+static void stranger_new(Server *s, int fd)
 {
-    Client *c = server_accepted(s, fd);
+    Client *c = server_connect(s, fd);
 
     if (s->clients->len > s->group.config.max_members + STRANGERS_MAX) {
         /* who has something to say has said it soon */
@@ -119,7 +118,7 @@ static gboolean server_accept(gint fd, GIOCondition what, gpointer data)
     int peer = sys.accept(fd);
 
     if (peer >= 0) {
-        server_new(s, peer);
+        stranger_new(s, peer);
     } else if (peer == -EMFILE || peer == -ENFILE) {
         if (!s->warned) {
             fprintf(stderr, "ksm-poold: no descriptors are left for another "

@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Accepts connections, and ends.  Leaves to others: what packets say (talk.h),
- * what connections are told (client.h), what can wait (work.h).
+ * Sets the daemon up, accepts connections, takes all down.  Leaves to others: what
+ * packets say (talk.h), what is told to whom (client.h), what can wait (work.h).
  */
 #ifndef HOSTD_SERVE_H
 #define HOSTD_SERVE_H
@@ -47,8 +47,8 @@ int server_init(Server *s, const GroupConfig *config, const PoolFile *file,
 /* All but its descriptors are as nothing yet: reload.c fills it in. */
 int server_prepare(Server *s, const GroupConfig *config, const PoolFile *file,
                    int listener);
-/* A connection that was accepted. */
-struct Client *server_accepted(Server *s, int fd);
+/* A connection, accepted now or before a reload. */
+struct Client *server_connect(Server *s, int fd);
 /* From now on it serves. */
 void server_start(Server *s);
 void server_free(Server *s);

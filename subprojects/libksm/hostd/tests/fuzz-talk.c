@@ -238,7 +238,7 @@ static void peer_connect(Peer *p)
     g_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK,
                         0, pair) == 0);
     p->fd = pair[0];
-    c = server_accepted(&w.s, pair[1]);
+    c = server_connect(&w.s, pair[1]);
     g_assert(conn_identify(conn_fd(c->conn), 1) == 0);
 }
 

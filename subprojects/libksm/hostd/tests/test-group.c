@@ -376,7 +376,7 @@ static Offer ring_fill(World *w, unsigned n, uint32_t *content)
                             (off_t)(first + i) * PAGE_BYTES) == PAGE_BYTES);
     }
     return (Offer) { .ring = w->ring, .first = first, .count = n,
-                          .node = -1 };
+                     .node = -1 };
 }
 
 static void asked_forget(World *w, const uint32_t *content,
@@ -503,7 +503,7 @@ static void test_many(void)
     g_autofree uint32_t *found = g_new(uint32_t, MANY);
     g_autoptr(GArray) blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     Offer o = { .ring = sys.memfd("ring", 0), .node = -1,
-                     .count = WIRE_OFFERS };
+                .count = WIRE_OFFERS };
     GroupMember a, b;
     PoolFile file;
     unsigned missed = 0;
@@ -728,7 +728,7 @@ static void test_replica_longer(void)
         g_assert(prim.write(w->ring, page, PAGE_BYTES, 0) == PAGE_BYTES);
         for (unsigned k = 0, blocks = 0; blocks < 7; k++) {
             g_assert(offer_block(&w->g, &w->member[k % MEMBERS], &o, 16,
-                                  &slot) == 0);
+                                 &slot) == 0);
             if (slot == was) {
                 continue;
             }
@@ -905,7 +905,7 @@ static void test_no_room(FakeRoot *root, gconstpointer data)
     g_autofree uint32_t *slot = g_new(uint32_t, ASKS);
     g_autoptr(GArray) blocks = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     Offer o = { .ring = sys.memfd("ring", 0), .node = -1,
-                     .count = WIRE_OFFERS };
+                .count = WIRE_OFFERS };
     Offer one = { .ring = o.ring, .node = -1, .count = 1 };
     unsigned content = 0;
     GroupMember m;

@@ -73,7 +73,7 @@ static Scene *scene_new(void)
     g_assert(poolfile_make(&file, 4096 * PAGE_BYTES, &note) == 0);
     g_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, pair) == 0);
     g_assert(server_prepare(&s->s, &config, &file, dup(pair[0])) == 0);
-    s->client = server_accepted(&s->s, pair[0]);
+    s->client = server_connect(&s->s, pair[0]);
     s->peer = pair[1];
     for (unsigned i = 0; i < MEMBERS; i++) {
         s->member[i] = g_new0(Member, 1);

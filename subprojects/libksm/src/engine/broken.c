@@ -15,7 +15,7 @@
 
 #define BACKOFF_MAX     5u      /* log2 of looks ... */
 #define BACKOFF_SOME    2u      /* ... if only some pages are written again */
-#define AT_ONCE_NS      UINT64_C(5000000)   /* of restoring; others wait */
+#define LOOK_MAX_NS     UINT64_C(5000000)   /* of CPU; then no more is tried */
 
 /* The content of a page is known: what is it equal to? */
 static void page_match(KsmEngine *e, KsmRegion *r, size_t page,
@@ -93,29 +93,19 @@ static void pages_look(KsmEngine *e, KsmRegion *r, size_t chunk,
     e->scan.hash_time += (prim.cpu_ns() - cpu) * calm / MAX(n, 1);
 }
 
-/* What came of a chunk. */
-typedef struct Done {
-    bool restored;              /* some pages were */
-    bool tried, rejoined;       /* ... or were to be merged as they are; and are */
-    bool doubtful;              /* others were not, for busier times' costs */
-    uint64_t ns;                /* restoring them took */
-} Done;
-
 /*
  * False: not this time, as a device is at it, or there is no memory.  @merged:
  * it will be.
  */
 static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
-                    bool merged, Done *done)
+                    bool merged)
 {
     uint64_t t = prim.cpu_ns();
-    int ret = restore_pages(&e->restore, r, page, n);
 
-    t = prim.cpu_ns() - t;
-    done->ns += t;
-    if (ret < 0) {
+    if (restore_pages(&e->restore, r, page, n) < 0) {
         return false;
     }
+    t = prim.cpu_ns() - t;
     cost_average(&e->costs.restore_ns, t - MIN(t, n * RESTORE_PAGE_NS));
     /*
      * Quiet for two looks, and still, as far as is known: the next pass asks
@@ -129,6 +119,13 @@ static bool restore(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
     e->scan.restored |= merged && page_state(r, page) == PAGE_NEW;
     return true;
 }
+
+/* What came of a chunk. */
+typedef struct Done {
+    bool restored;              /* some pages were */
+    bool tried, rejoined;       /* ... or were to be merged as they are; and are */
+    bool doubtful;              /* others were not, for busier times' costs */
+} Done;
 
 /* False: nobody was held up for it. */
 static bool rejoin(KsmEngine *e, KsmRegion *r, size_t page, unsigned n,
@@ -156,7 +153,7 @@ static unsigned run_restore(KsmEngine *e, KsmRegion *r, size_t page,
     unsigned n = run.n ? 0 : quiet_rejoins(&e->costs, r, page, end, zero);
 
     if (run.n) {
-        done->restored |= restore(e, r, page, run.n, true, done);
+        done->restored |= restore(e, r, page, run.n, true);
     } else if ((!n || !rejoin(e, r, page, n, done)) && !done->doubtful) {
         /* if it could be rejoined but for its slots, that costs little enough */
         done->doubtful = quiet_run(&costs_guess, r, page, end, zero).n ||
@@ -201,7 +198,7 @@ static unsigned mappings_end(KsmEngine *e, KsmRegion *r, size_t page,
         merged |= quiet_is_again(r, page + i);
     }
     if (n && is_at_hand(r, page, n, kinds)) {
-        if (!restore(e, r, page, n, merged, done) &&
+        if (!restore(e, r, page, n, merged) &&
             page_state(r, page) == PAGE_BROKEN) {
             /* it is not quiet before it was looked at once more, later */
             r->history[page] = 1 << 4 | age_skip(UINT_MAX);
@@ -217,9 +214,10 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
 {
     size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, seen = page;
     uint32_t zero = content_tag(r, e->hasher.zero);
+    uint64_t until = prim.cpu_ns() + LOOK_MAX_NS;
     Done done = { false };
 
-    while (page < end && done.ns < AT_ONCE_NS) {
+    while (page < end) {
         QuietRun run = { 0 };
         unsigned n = 0;
 
@@ -232,6 +230,9 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
         }
         if (!n && page_state(r, page) == PAGE_BROKEN) {
             n = mappings_end(e, r, page, kinds, &done);
+        }
+        if (n && prim.cpu_ns() >= until) {
+            break;
         }
         page += MAX(n, 1);
     }

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define PAGE_WORTH_NS   UINT64_C(12000)     /* of CPU for a page; cold: more */
-#define MAPPING_WORTH_NS UINT64_C(200000)   /* ... for a mapping less */
+#define MAPPING_WORTH_NS UINT64_C(200000)   /* ... a mapping less; or quiet.h */
 #define DROP_NS         UINT64_C(7500)      /* dropping a staged span */
 #define BREAK_NS        UINT64_C(200000)    /* breaking a huge page */
 #define PAGE_DONE_NS    UINT64_C(900)       /* comparing or copying a page */

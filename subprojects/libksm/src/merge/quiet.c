@@ -6,6 +6,8 @@
 #include "merge/kin.h"
 #include "merge/quiet.h"
 
+#define LOOKS_COUNT 6u      /* further ones are far apart (engine/ages.h) */
+
 static bool is_quiet(const KsmRegion *r, size_t page)
 {
     return page_state(r, page) == PAGE_BROKEN &&
@@ -115,7 +117,7 @@ static bool is_anonymous(const KsmRegion *r, size_t page)
 /* What has been quiet for longer will be so for longer. */
 static uint64_t mapping_worth(unsigned looks)
 {
-    return (looks - QUIET_LOOKS + 1) * MAPPING_WORTH_NS;
+    return (MIN(looks, LOOKS_COUNT) - QUIET_LOOKS + 1) * MAPPING_WORTH_NS;
 }
 
 unsigned quiet_mappings(const KsmCosts *costs, const KsmRegion *r, size_t page,

@@ -6,9 +6,9 @@
  * Restoring a run of such pages to anonymous memory and merging it again costs
  * so many ns, mapping the pool over a shorter one fewer, and each page saved is
  * worth PAGE_WORTH_NS: does that pay?  A mapping of which nothing is shared any
- * more is worth MAPPING_WORTH_NS, and as much again for each further look that
- * found it quiet: where restoring costs more than it is worth at first, on a
- * busy host, it ends later.  Leaves to others when to look (engine/broken.h) and
+ * more is worth MAPPING_WORTH_NS, and as much again for each of the next four
+ * looks that find it quiet: on a busy host, where restoring costs more than that,
+ * it ends later.  Leaves to others when to look (engine/broken.h) and
  * how it is done (restore.h, rejoin.h).
  */
 #ifndef KSM_QUIET_H
