@@ -143,12 +143,15 @@ def beside_ksmd(metrics: Metrics, name: str, ksmds: list[str]) -> None:
     Other guests booted in each, which have more or less that is equal: what
     is compared is how much of it was saved.
     """
-    for what, key in (("saved", "saved_fraction"), ("cpu", "cpu_to_95")):
-        ours = metrics.get(f"{name}_{key}")
-        if ours:
-            alone = mean(metrics[f"{ksmd}_{key}"] for ksmd in ksmds)
-            ratio = ours / alone if what == "saved" else alone / ours
-            metrics[f"{name}_{what}_ratio"] = ratio
+
+    def mean_of(what: str) -> float:
+        return mean(metrics.get(f"{ksmd}_{what}", math.nan) for ksmd in ksmds)
+
+    saved, cpu = (metrics.get(f"{name}_{k}") for k in ("saved_fraction", "cpu_to_95"))
+    if saved is not None and mean_of("saved_fraction") > 0:
+        metrics[f"{name}_saved_by_ksmds"] = saved / mean_of("saved_fraction")
+    if cpu and mean_of("cpu_to_95") > 0:
+        metrics[f"{name}_cpu_ratio"] = mean_of("cpu_to_95") / cpu
 
 
 def guests(session: Session) -> Metrics:

@@ -308,7 +308,7 @@ LAYOUTS: dict[str, list[Layout]] = {
                 Column("equal\nMiB", "{}_achievable_mib"),
                 Column("saved\nMiB", "{}_saved_mib"),
                 Column("\n%", "{}_saved_fraction", PERCENT),
-                Column("of ksmd's\n%", "{}_saved_ratio", PERCENT),
+                Column("of ksmd's\n%", "{}_saved_by_ksmds", PERCENT),
                 Column("to 95 %\ns", "{}_seconds_to_95"),
                 Column("CPU to 95 %\ns", "{}_cpu_to_95"),
                 Column("CPU\nratio", "{}_cpu_ratio"),

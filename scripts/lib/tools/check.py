@@ -499,9 +499,12 @@ def step_aarch64(step: Step) -> Result:
     return with_qemu(step, tests, "--target", "aarch64-softmmu")
 
 
+BUILD_LIBVIRT = ("scripts/build-libvirt", "--release")
+
+
 def step_libvirt_build(step: Step) -> Result:
     """While others mostly wait."""
-    return step.simple("scripts/build-libvirt", "scripts/build-libvirt")
+    return step.simple("scripts/build-libvirt", *BUILD_LIBVIRT, "bookworm")
 
 
 def step_libvirt(
@@ -509,7 +512,7 @@ def step_libvirt(
 ) -> Result:
     def tests() -> Result:
         return step.build(
-            "scripts/build-libvirt", "scripts/build-libvirt", "--release", release
+            "scripts/build-libvirt", *BUILD_LIBVIRT, release
         ) or step.pytest("libvirt", "tests/e2e/libvirt", env={"LIBVIRT_BUILD": name})
 
     return with_qemu(step, tests)
@@ -601,7 +604,8 @@ STEPS: dict[str, tuple[Callable[[Step], Result], str]] = {
 ONLY_WHEN_NAMED = {
     *("aarch64", "deb", "kernels", "libvirt-trixie", "qemu-10.2", "series")
 }
-#: They mostly wait, or have one processor do all: each with its neighbours.
+#: They mostly wait, or have one processor do all, or (libvirt-build) use what
+#: the others leave: each with its neighbours.
 BESIDE = (
     ("style", "graft", "top"),
     ("libvirt-build", "qtest", "qemu"),
