@@ -182,14 +182,19 @@ def scale(m: Metrics) -> plt.Figure:
         ("us_per_pass", "an idle pass, us of CPU", THEIRS),
         ("metadata_mib", "metadata, MiB", "#804080"),
     ):
-        head = f"{name}_pagemap_"
-        points = sorted(
-            (int(k[len(head) :]), v) for k, v in m.items() if k.startswith(head)
-        )
-        axes.plot(*zip(*points, strict=True), "o-", label=label, color=color)
+        for end, line in (("", "o-"), ("_full", "o:")):
+            found = {k: re.fullmatch(rf"{name}_pagemap_(\d+){end}", k) for k in m}
+            points = sorted((int(at[1]), m[k]) for k, at in found.items() if at)
+            if points:
+                axes.plot(
+                    *zip(*points, strict=True),
+                    line,
+                    label=None if end else label,
+                    color=color,
+                )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlabel("GiB registered, of which 512 MiB are populated (pagemap)")
+    axes.set_xlabel("GiB registered, of which 512 MiB are populated (dotted: 7/8)")
     axes.set_title("scale: what much memory costs", fontsize=10)
     axes.legend(fontsize=8)
     return figure

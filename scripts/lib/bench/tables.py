@@ -266,11 +266,11 @@ LAYOUTS: dict[str, list[Layout]] = {
     ],
     "scale": [
         Layout(
-            "GiB, source",
+            title,
             {
-                f"{source}_{gib}": f"{gib}, {source}"
+                f"{source}_{gib}{end}": f"{gib}, {source}"
                 for source in ("pagemap", "log")
-                for gib in (1, 4, 16, 64, 256, 1024)
+                for gib in sizes
             },
             [
                 Column("added\nms", "add_ms_{}"),
@@ -285,6 +285,10 @@ LAYOUTS: dict[str, list[Layout]] = {
                 Column("wait, busy\nus", "busy_discard_wait_us_{}"),
                 Column("idle\nus", "idle_discard_wait_us_{}"),
             ],
+        )
+        for title, end, sizes in (
+            ("GiB, source", "", (1, 4, 16, 64, 256, 1024)),
+            ("7/8 in use", "_full", (1, 4, 16)),
         )
     ],
     "guests": [

@@ -15,6 +15,7 @@ from statistics import median
 from bench.guests import make_images
 from bench.harness import BUILD, Metrics, Session, divide, medians
 from host.cgroup import NoCgroup
+from host.warm import available
 
 
 def ksmpages(s: Session) -> Metrics:
@@ -291,19 +292,29 @@ def shuffle(s: Session) -> Metrics:
 
 
 SCALE_GIB = (1, 4, 16, 64, 256, 1024)
+SCALE_FULL_GIB = (1, 4, 16)
 SCALE_SOURCES = ("pagemap", "log")
 
 
+def scale_one(s: Session, row: str, **size: object) -> Metrics:
+    if s.quick:
+        size |= {"settle": 32, "seconds": 40}
+    return {f"{k}_{row}": v for k, v in s.worker("scale", **size).items()}
+
+
 def scale(s: Session) -> Metrics:
-    """Much memory, of which 512 MiB are populated: what it costs, by its size."""
+    """Much memory, little or most of it populated: what it costs, by its size."""
     out: Metrics = {}
-    waits = ("settle", 32), ("seconds", 40)
     for gib in (1, 1024) if s.quick else SCALE_GIB:
         for source in SCALE_SOURCES:
-            size: dict[str, object] = {"gib": gib, "dirty": source}
-            run = s.worker("scale", **size, **(dict(waits) if s.quick else {}))
-            for name, value in run.items():
-                out[f"{name}_{source}_{gib}"] = value
+            out |= scale_one(s, f"{source}_{gib}", gib=gib, dirty=source)
+    for gib in (1,) if s.quick else SCALE_FULL_GIB:
+        if available() < (gib + 4) << 30:
+            s.note(f"scale: {gib} GiB, most of it populated, need {gib + 4} GiB free")
+            continue
+        for source in SCALE_SOURCES:
+            size = {"gib": gib, "parts": 32, "populated": gib * 896}
+            out |= scale_one(s, f"{source}_{gib}_full", dirty=source, **size)
     largest = f"_{1024}"
     for name in ("add_ms", "remove_ms", "idle_percent", "metadata_mib", "noticed_s"):
         out[name] = max(
