@@ -103,6 +103,7 @@ static void connect(Rooms *f)
     f->merge = (KsmMerge) {
         .plan = &f->plan,
         .stage = &f->stage,
+        .turn = &f->turn,
         .content = &f->content,
         .hasher = &f->hasher,
         .dirty = &f->dirty,
@@ -153,6 +154,7 @@ bool rooms_open(Rooms *f, KsmDirtySource dirty, unsigned max_sharing)
     /* gains must not depend on the machine or its load */
     prim.cpu_ns = util_cpu_by_call;
     lock_init(&f->lock);
+    f->turn.lock = &f->lock;
     g_assert(kinds_open(&f->kinds) == 0);
     directory_init(&f->dir);
     f->regions = g_ptr_array_new();
@@ -377,7 +379,9 @@ static unsigned chunk_merge(Rooms *f, KsmRegion *r, size_t chunk)
     if (!made) {
         return 0;
     }
+    lock_take(&f->lock);
     merged = merge_plan(&f->merge);
+    lock_release(&f->lock);
     for (unsigned i = 0; i < f->merge.n_collided; i++) {
         MergeCollided *col = &f->merge.collided[i];
 

@@ -12,6 +12,7 @@
 #define KSM_TEST_ROOMS_H
 
 #include "base/lock.h"
+#include "memory/turn.h"
 #include "merge/gather.h"
 #include "merge/merge.h"
 #include "merge/restore.h"
@@ -23,6 +24,7 @@ typedef struct Rooms {
     bool wp_async;
     KsmUrgent urgent;
     KsmLock lock;
+    KsmTurn turn;
     KsmKinds kinds;
     KsmHasher hasher;
     KsmDirectory dir;

@@ -15,7 +15,6 @@
 
 #define BACKOFF_MAX     5u      /* log2 of looks ... */
 #define BACKOFF_SOME    2u      /* ... if only some pages are written again */
-#define LOOK_MAX_NS     UINT64_C(5000000)   /* of CPU; then no more is tried */
 
 /* The content of a page is known: what is it equal to? */
 static void page_match(KsmEngine *e, KsmRegion *r, size_t page,
@@ -214,7 +213,6 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
 {
     size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, seen = page;
     uint32_t zero = content_tag(r, e->hasher.zero);
-    uint64_t until = prim.cpu_ns() + LOOK_MAX_NS;
     Done done = { false };
 
     while (page < end) {
@@ -231,8 +229,8 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
         if (!n && page_state(r, page) == PAGE_BROKEN) {
             n = mappings_end(e, r, page, kinds, &done);
         }
-        if (n && prim.cpu_ns() >= until) {
-            break;
+        if (n && !turn_give(&e->turn, r, chunk)) {
+            break;      /* nor is what is known of its pages still so */
         }
         page += MAX(n, 1);
     }

@@ -17,8 +17,7 @@
  * If pages that were restored or merged again are written, their chunk waits,
  * twice as long each time: up to four looks, or half a minute; and if half of what
  * is merged there is written again as soon as that, up to 32, or four minutes.
- * Others wait for the lock: a look at a chunk ends when it took 5 ms of CPU, and
- * the next one goes on.
+ * Others have the lock between two runs (turn.h).
  */
 #ifndef KSM_BROKEN_H
 #define KSM_BROKEN_H

@@ -166,6 +166,7 @@ static void engine_connect(KsmEngine *e)
     e->merge = (KsmMerge) {
         .plan = &e->plan,
         .stage = &e->stage,
+        .turn = &e->turn,
         .content = &e->content,
         .hasher = &e->hasher,
         .dirty = &e->dirty,
@@ -298,6 +299,7 @@ static KsmEngine *engine_alloc(const KsmConfig *config)
     e->run = true;
     e->uffd = e->uffd_wp = e->kinds.pagemap = e->vmas.maps = -1;
     lock_init(&e->lock);
+    e->turn.lock = &e->lock;
     e->regions = g_ptr_array_new();
     directory_init(&e->dir);
     costs_init(&e->costs);
@@ -623,6 +625,7 @@ static void chunk_drop(KsmEngine *e, KsmRegion *r, size_t chunk)
 static void region_drop(KsmEngine *e, KsmRegion *r)
 {
     r->leaving = true;
+    turn_wait(&e->turn, r);
     e->n_leaving++;
     g_ptr_array_remove(e->regions, r);
     scan_forget(e, r);
@@ -836,6 +839,7 @@ static int discard_pieces(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
 
     for (; page < end && ret == 0; page = next) {
         next = MIN((page / DISCARD_PAGES + 1) * DISCARD_PAGES, end);
+        turn_note(&e->turn, r, page, next - page);
         ret = discard_range(e, r, page, next - page, kind);
         if (next < end) {
             lock_release(&e->lock);
@@ -890,6 +894,7 @@ int ksm_unmerge(KsmRegion *region, size_t offset, size_t len)
 
     lock_take(&e->lock);
     if (!e->dead && region_pages(region, offset, len, &page, &n)) {
+        turn_note(&e->turn, region, page, n);
         /* whatever has to stay, the rest is wanted all the same */
         ret = restore_unmerge(&e->restore, &e->lock, region, page, n);
         ret = worse(ret, tail_unmerge(e, region, page, n));

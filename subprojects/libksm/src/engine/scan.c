@@ -262,13 +262,16 @@ static unsigned ripe_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
     KsmChunk *c = &r->chunk[chunk];
     uint64_t cpu = prim.cpu_ns();
     unsigned merged = 0;
+    bool again;
 
     if (chunk_plan(e, r, chunk)) {
         merged = plan_merge(e, r);
-        c->backoff = merged ? 0 : MIN(c->backoff + 1, backoff_max(r));
-        c->failed_in = merged ? c->failed_in : pass_mark(&e->scan);
+        again = e->merge.cut_short;
+        c->backoff = merged ? 0 : MIN(c->backoff + !again, backoff_max(r));
+        c->failed_in = merged || again ? c->failed_in : pass_mark(&e->scan);
         c->tried = c->gain;
-        c->wait = 1u << c->backoff;
+        c->wait = again ? 1 : 1u << c->backoff;
+        e->scan.again |= again;
         c->late = 0;
         c->flags &= ~CHUNK_WOKEN;
     }
@@ -324,6 +327,11 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
         return;
     }
     if (!visit_chunk(e, v, r, chunk)) {
+        return;
+    }
+    if (!turn_give(&e->turn, r, chunk)) {
+        c->flags |= CHUNK_VISIT;
+        e->scan.again = true;
         return;
     }
     restored = broken_look(e, r, chunk, v->kinds);

@@ -4,7 +4,7 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Only the rooms of this floor know struct KsmEngine.  ksm_step() holds its one
- * lock for a chunk at a time.
+ * lock for a part of a chunk at a time (turn.h).
  */
 #ifndef KSM_STATE_H
 #define KSM_STATE_H
@@ -19,6 +19,7 @@
 #include "engine/promise.h"
 #include "engine/rhythm.h"
 #include "memory/directory.h"
+#include "memory/turn.h"
 #include "merge/gather.h"
 #include "merge/merge.h"
 #include "merge/restore.h"
@@ -152,6 +153,7 @@ struct KsmEngine {
     bool run;
     bool dead;              /* in a forked child */
     KsmLock lock;
+    KsmTurn turn;
     GPtrArray *regions;
     size_t n_leaving;       /* regions being removed */
     bool forget;            /* some region's ages are to be forgotten */

@@ -667,16 +667,21 @@ static uint64_t huge_break(KsmMerge *m, char *at)
     return t;
 }
 
+static void rest_drop(KsmPlan *p)
+{
+    p->n_spans = 0;
+    for (unsigned i = 0; i < CHUNK_PAGES; i++) {
+        plan_drop(p, i, ACT_KEEP);
+    }
+}
+
 /* It cannot be broken: it is moved whole, if that pays. */
 static void break_refused(KsmPlan *p)
 {
     parts_whole(p);
     if (!parts_pay(p, p->costs)) {
         costs_doubt(p->costs);
-        p->n_spans = 0;
-        for (unsigned i = 0; i < CHUNK_PAGES; i++) {
-            plan_drop(p, i, ACT_KEEP);
-        }
+        rest_drop(p);
     }
 }
 
@@ -712,6 +717,22 @@ static unsigned chunk_break(KsmMerge *m)
     return zeroes_given(m, kinds);
 }
 
+/*
+ * What collided is told when the plan is done, and by then may not be there.
+ * False: the rest of the plan is not carried out.
+ */
+static bool goes_on(KsmMerge *m)
+{
+    KsmPlan *p = m->plan;
+
+    m->cut_short = !turn_give(m->turn, p->region, p->chunk);
+    if (m->cut_short) {
+        rest_drop(p);
+        m->n_collided = 0;
+    }
+    return !m->cut_short;
+}
+
 unsigned merge_plan(KsmMerge *m)
 {
     KsmPlan *p = m->plan;
@@ -722,13 +743,13 @@ unsigned merge_plan(KsmMerge *m)
 
     m->n_collided = 0;
     m->unsound = SLOT_NONE;
-    m->broke = false;
+    m->broke = m->cut_short = false;
     memset(m->kept, 0, sizeof(m->kept));
     if (p->breaks) {
         merged = chunk_break(m);
     }
     prim.signals_block(&old);
-    for (unsigned i = 0; i < p->n_spans; i++) {
+    for (unsigned i = 0; i < p->n_spans && goes_on(m); i++) {
         span_start(s, p, p->span[i]);
         merged += span_merge(m, s, before);
         before = s;
@@ -736,7 +757,7 @@ unsigned merge_plan(KsmMerge *m)
     }
     /* the next chunk waits for that: first of all, and not behind page tables */
     stage_empty(m->stage);
-    if (before) {
+    if (before && !m->cut_short) {
         span_warm(before);
     }
     prim.signals_restore(&old);

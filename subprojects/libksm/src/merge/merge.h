@@ -5,7 +5,8 @@
  *
  * For each span: allocate slots, see that those to map can be read, isolate it
  * (stage.h), verify byte for byte, map the pool over equal runs, put back the
- * rest, release it, and account for its pages.
+ * rest, release it, and account for its pages.  Before each of them others have
+ * the lock.
  *
  * The danger: a page is replaced by what it is not.  Why it is safe:
  * 1. A page is compared after isolation, when nobody can write to it, with the
@@ -20,6 +21,7 @@
 #ifndef KSM_MERGE_H
 #define KSM_MERGE_H
 
+#include "memory/turn.h"
 #include "merge/plan.h"
 #include "merge/stage.h"
 #include "merge/stalls.h"
@@ -34,6 +36,7 @@ typedef struct MergeCollided {
 typedef struct KsmMerge {
     KsmPlan *plan;
     KsmStage *stage;
+    KsmTurn *turn;
     KsmContent *content;
     const KsmHasher *hasher;
     KsmDirty *dirty;
@@ -45,6 +48,7 @@ typedef struct KsmMerge {
     unsigned n_collided;
     uint32_t unsound;           /* a slot that was found so */
     bool broke;                 /* a huge page, to move parts of it */
+    bool cut_short;             /* others had the lock, and the rest was left */
     bool kept[CHUNK_PAGES];     /* not replaced; not in a whole huge page */
     /* since the engine was made; as in KsmStats */
     KsmStalls stalls;
@@ -52,7 +56,7 @@ typedef struct KsmMerge {
 } KsmMerge;
 
 /*
- * Carries the plan out.  Returns the number of pages merged or given back; the
+ * Carries the plan out, called and left with the lock held.  Returns the number of pages merged or given back; the
  * caller takes note of those that collided, and of those kept.
  */
 unsigned merge_plan(KsmMerge *m);
