@@ -52,6 +52,7 @@ TEST_FLOORS = {
     "stores": "engine",
     "support": "engine",
     "system": "engine",
+    "turn": "engine",
 }
 
 #: A function's head: what others see of a source, what is inline in a header.

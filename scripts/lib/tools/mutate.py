@@ -78,6 +78,7 @@ TESTS: tuple[Test, ...] = (
     Test("vmas", files=("vmas.c",)),
     Test("urgent", files=("urgent.c",)),
     Test("crew", files=("crew.c",)),
+    Test("turn", files=("turn.c",)),
     Test("ahead", files=("ahead.c", "pool.c")),
     Test("helped", files=("crew.c", "visit.c", "stage.c", "pace.c")),
     Test("memcg", files=("memcg.c", "cgroup.c")),
