@@ -56,8 +56,9 @@ typedef struct KsmMerge {
 } KsmMerge;
 
 /*
- * Carries the plan out, called and left with the lock held.  Returns the number of pages merged or given back; the
- * caller takes note of those that collided, and of those kept.
+ * Carries the plan out, called and left with the lock held; others have it in
+ * between.  Returns the number of pages merged or given back; the caller takes
+ * note of those that collided, and of those kept.
  */
 unsigned merge_plan(KsmMerge *m);
 
