@@ -17,6 +17,7 @@
 #include "house.h"
 
 #define CHUNK_OF    (CHUNK / PAGE)
+#define TRIES       16              /* of a plan, in a pass: RETRIES_MAX */
 #define LAST        (CHUNK_OF / 16) /* pages at a chunk's end */
 
 /* The other thread: what it does, and where the engine was. */
@@ -26,6 +27,7 @@ static struct {
     bool early;             /* before the chunk is hashed, not when staged */
     bool second;            /* not in a region's first chunk */
     bool removing;          /* it removes the region */
+    unsigned tries;         /* of plans that were cut short, in this pass */
     bool planning;          /* it has the lock once more: before the first span */
     bool began, ended;
     pthread_t thread;
@@ -36,7 +38,7 @@ static struct {
     unsigned isolated;      /* further ones, since */
     int looked;             /* it had the lock (atomic), and this was done: */
     uint64_t scanned;       /* pages */
-    uint64_t isolations;
+    uint64_t isolations, runs;
     unsigned planned;       /* spans of the last plan */
     int child[2];
     pid_t pid;
@@ -120,10 +122,12 @@ static uint64_t cpu_planning(void)
 }
 
 /* As a plan ends that was cut short: who removes the region waits. */
-static void restore_listed(const sigset_t *old)
+static void restore_removed(const sigset_t *old)
 {
     if (other.began && !pthread_equal(pthread_self(), other.thread)) {
-        g_assert(other.p.e->regions->len == 2);
+        /* nothing finds it any more, and it is all there */
+        g_assert(other.p.e->regions->len == 1);
+        g_assert(other.r->chunk[other.page / CHUNK_OF].held == CHUNK_OF);
     }
     prim_real.signals_restore(old);
 }
@@ -146,7 +150,7 @@ static bool other_goes(void (*act)(void), bool early)
     other.early = early;
     was = prim;
     prim.cpu_ns = other.planning ? cpu_planning : was.cpu_ns;
-    prim.signals_restore = other.removing ? restore_listed
+    prim.signals_restore = other.removing ? restore_removed
                                           : was.signals_restore;
     while (!other.began) {
         g_assert(ksm_step(other.p.e, 1) >= 0);
@@ -162,7 +166,7 @@ static bool turn_start(void (*act)(void), bool early)
     return other_goes(act, early);
 }
 
-static void turn_end(void)
+static void turns_end(void)
 {
     /* all that is left is merged, in its time */
     util_passes(other.p.e, 12);
@@ -180,9 +184,13 @@ static void act_look(void)
     KsmEngine *e = other.p.e;
 
     lock_take(&e->lock);
+    /* that thread waits for its turn, whatever it is that keeps it */
+    g_assert(e->turn.amid == other.r && e->lock.next - e->lock.serving == 2);
     other.scanned = e->total.pages_scanned;
     other.isolations = e->merge.isolations;
     other.planned = e->plan.n_spans;
+    other.runs = other.r->runs;
+    region_check(other.r);
     g_atomic_int_set(&other.looked, 1);
     lock_release(&e->lock);
 }
@@ -193,9 +201,13 @@ static void test_span(void)
     if (!turn_start(act_look, false)) {
         return;
     }
-    g_assert(other.isolations == 1);
+    g_assert(other.isolations == 1 && other.runs == 1);
+    g_assert(other.r->runs >= 1 && other.r->runs <= 1 + other.isolated);
+    region_count_runs(other.r, other.page / CHUNK_OF);
+    g_assert(other.r->runs == other.r->chunk[other.page / CHUNK_OF].runs);
+    region_check(other.r);
     g_assert(other.isolated > 0 && mapped() == CHUNK_OF);
-    turn_end();
+    turns_end();
 }
 
 /* Nor until what was hashed is merged. */
@@ -206,7 +218,7 @@ static void test_hashed(void)
     }
     g_assert(other.scanned == PAIR_PAGES + CHUNK_OF);
     g_assert(other.planned == 0 && mapped() == CHUNK_OF);
-    turn_end();
+    turns_end();
 }
 
 static void discard(size_t page, size_t n)
@@ -220,28 +232,46 @@ static void act_discard(void)
     discard(other.page + CHUNK_OF - LAST, LAST);
 }
 
-/* A page of the first span has collided, and is discarded then. */
-static void act_discard_collided(void)
-{
-    KsmMerge *m = &other.p.e->merge;
-
-    m->collided[m->n_collided++] =
-        (MergeCollided) { other.page + CHUNK_OF - 1, 12345 };
-    act_discard();
-}
-
 /* What others discard of a chunk ends its plan; the rest is merged later. */
 static void test_discard(void)
 {
-    if (!turn_start(act_discard_collided, false)) {
+    if (!turn_start(act_discard, false)) {
         return;
     }
     g_assert(other.isolated == 0 && mapped() == other.first);
-    g_assert(page_state(other.r, other.page + CHUNK_OF - 1) == PAGE_HOLE);
     g_assert(other.r->chunk[other.page / CHUNK_OF].backoff == 0);
     mem_check(other.m);
     region_check(other.r);
-    turn_end();
+    turns_end();
+}
+
+static void act_collided(void)
+{
+    KsmMerge *m = &other.p.e->merge;
+    size_t page = other.page + CHUNK_OF - 2;
+
+    /* as if those two had been in the first span, and collided */
+    for (unsigned i = 0; i < 2; i++) {
+        m->collided[m->n_collided++] = (MergeCollided) { page + i, 1234 + i };
+    }
+    discard(page + 1, 1);
+}
+
+/* What collided goes by another tag, if it is still there. */
+static void test_collided(void)
+{
+    size_t page;
+
+    if (!turn_start(act_collided, false)) {
+        return;
+    }
+    page = other.page + CHUNK_OF - 2;
+    g_assert(other.isolated == 0 && mapped() == other.first);
+    g_assert(page_state(other.r, page) == PAGE_UNIQUE);
+    g_assert(other.r->tag[page] == 1234);
+    g_assert(page_state(other.r, page + 1) == PAGE_HOLE);
+    region_check(other.r);
+    turns_end();
 }
 
 static void act_done(void)
@@ -258,7 +288,7 @@ static void test_done(void)
     g_assert(other.isolated == 0 && mapped() == other.first - LAST);
     mem_check(other.m);
     region_check(other.r);
-    turn_end();
+    turns_end();
 }
 
 static void act_before(void)
@@ -290,7 +320,7 @@ static void elsewhere(void (*act)(void))
         return;
     }
     g_assert(other.isolated > 0 && mapped() == CHUNK_OF);
-    turn_end();
+    turns_end();
 }
 
 static void test_before(void)
@@ -312,28 +342,41 @@ static void act_planned(void)
 {
     /* it was refused before */
     other.r->chunk[other.page / CHUNK_OF].backoff = 2;
+    other.r->chunk[other.page / CHUNK_OF].late = 1;
+    other.r->chunk[other.page / CHUNK_OF].parked = other.tries;
     act_look();
     act_discard();
     g_atomic_int_set(&other.looked, 2);
 }
 
-/* A plan of which nothing was carried out is made again in the next pass. */
-static void test_planned(void)
+/* A plan that was cut short is made again at once, but not for ever. */
+static void test_planned(gconstpointer tries)
 {
     const KsmChunk *c;
 
     memset(&other, 0, sizeof(other));
     other.planning = true;
+    other.tries = GPOINTER_TO_UINT(tries);
     if (!other_goes(act_planned, true)) {
         return;
     }
     c = &other.r->chunk[other.page / CHUNK_OF];
     g_assert(other.p.e->plan.n_spans == 0 && other.p.e->merge.cut_short);
     g_assert(other.isolated == 0 && mapped() == 0);
-    g_assert(c->backoff == 2 && c->wait == 1 && !c->failed_in);
-    g_assert(other.p.e->scan.again);
+    g_assert(c->backoff == 2 && c->late == 1 && !c->failed_in);
+    if (other.tries < TRIES) {
+        g_assert(c->wait == 0 && (c->flags & CHUNK_QUEUED));
+        g_assert(c->parked == other.tries + 1);
+        for (unsigned i = 0; i < 4 && !mapped(); i++) {
+            g_assert(ksm_step(other.p.e, 1) >= 0);
+        }
+        g_assert(mapped() == CHUNK_OF - LAST);
+    } else {
+        g_assert(c->wait == 1 && !(c->flags & CHUNK_QUEUED));
+        g_assert(other.p.e->scan.promise.waits > 0);
+    }
     region_check(other.r);
-    turn_end();
+    turns_end();
 }
 
 static void act_free(void)
@@ -355,7 +398,7 @@ static void test_free(void)
     g_assert(other.isolated == 0 && mapped() == other.first);
     g_assert(page_state(other.r, page) == PAGE_FREED);
     mem_fill(other.m, page, 77777);
-    turn_end();
+    turns_end();
 }
 
 static void act_unmerge_some(void)
@@ -364,13 +407,22 @@ static void act_unmerge_some(void)
                          LAST * PAGE) == 0);
 }
 
-static void test_unmerge_some(void)
+/* Nor is what was hashed before; but soon. */
+static void test_unmerge_some(gconstpointer early)
 {
-    if (!turn_start(act_unmerge_some, false)) {
+    const KsmChunk *c;
+
+    if (!turn_start(act_unmerge_some, early)) {
         return;
     }
-    g_assert(other.isolated == 0 && mapped() == other.first);
-    turn_end();
+    c = &other.r->chunk[other.page / CHUNK_OF];
+    g_assert(other.isolated == 0 && mapped() == (early ? 0 : other.first));
+    g_assert(!early || ((c->flags & CHUNK_VISIT) && other.p.e->scan.again));
+    for (unsigned i = 0; i < 4 && mapped() < CHUNK_OF; i++) {
+        g_assert(ksm_step(other.p.e, 1) >= 0);
+    }
+    g_assert(mapped() == CHUNK_OF);
+    turns_end();
 }
 
 static void act_unmerge(void)
@@ -387,7 +439,7 @@ static void unmerge(bool early)
     g_assert(other.isolated == 0 && other.r->count[PAGE_MERGED] == 0);
     g_assert(mem_anonymous(other.m, 0, PAIR_PAGES) == PAIR_PAGES);
     region_check(other.r);
-    turn_end();
+    turns_end();
 }
 
 static void test_unmerge(gconstpointer early)
@@ -416,7 +468,39 @@ static void test_inhibited(gconstpointer early)
     util_passes(other.p.e, 3);
     g_assert(other.isolated == 0);
     other.m->inhibited = NULL;
-    turn_end();
+    turns_end();
+}
+
+static void act_stop(void)
+{
+    ksm_engine_set_run(other.p.e, false);
+}
+
+/* Whoever was told that nothing is merged any more finds it so. */
+static void test_stop(void)
+{
+    if (!turn_start(act_stop, false)) {
+        return;
+    }
+    g_assert(other.isolated == 0 && mapped() == other.first);
+    ksm_engine_set_run(other.p.e, true);
+    turns_end();
+}
+
+static void act_reserve(void)
+{
+    ksm_engine_set_vma_reserve(other.p.e, SIZE_MAX);
+}
+
+static void test_reserve(void)
+{
+    if (!turn_start(act_reserve, false)) {
+        return;
+    }
+    g_assert(other.isolated == 0 && mapped() == other.first);
+    ksm_engine_set_vma_reserve(other.p.e, 0);
+    ksm_rescan(other.p.e);
+    turns_end();
 }
 
 static void act_remove(void)
@@ -436,7 +520,7 @@ static void removed(void (*act)(void), bool early)
     Mem *m;
 
     memset(&other, 0, sizeof(other));
-    other.removing = true;
+    other.removing = act == act_forget;
     if (!other_goes(act, early)) {
         return;
     }
@@ -565,13 +649,21 @@ int main(int argc, char **argv)
     g_test_add_func("/turn/elsewhere/before", test_before);
     g_test_add_func("/turn/elsewhere/behind", test_behind);
     g_test_add_func("/turn/elsewhere/beside", test_beside);
-    g_test_add_func("/turn/planned", test_planned);
+    g_test_add_data_func("/turn/planned/once", GUINT_TO_POINTER(0),
+                         test_planned);
+    g_test_add_data_func("/turn/planned/last", GUINT_TO_POINTER(TRIES - 1),
+                         test_planned);
+    g_test_add_data_func("/turn/planned/often", GUINT_TO_POINTER(TRIES),
+                         test_planned);
+    g_test_add_func("/turn/collided", test_collided);
     g_test_add_func("/turn/free", test_free);
-    g_test_add_func("/turn/unmerge/some", test_unmerge_some);
+    add("unmerge/some", test_unmerge_some);
     add("unmerge", test_unmerge);
     add("inhibited", test_inhibited);
     add("remove", test_remove);
     add("forget", test_forget);
+    g_test_add_func("/turn/stop", test_stop);
+    g_test_add_func("/turn/reserve", test_reserve);
     g_test_add_func("/turn/wait", test_wait);
     g_test_add_func("/turn/fork", test_fork);
     return g_test_run();

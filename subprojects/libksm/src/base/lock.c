@@ -22,22 +22,41 @@ void lock_destroy(KsmLock *l)
     }
 }
 
-void lock_take(KsmLock *l)
+/* With the mutex held. */
+static void await(KsmLock *l, uint64_t ticket)
 {
-    uint64_t ticket;
-
-    pthread_mutex_lock(&l->mutex);
-    ticket = l->next++;
     while (l->serving != ticket) {
         pthread_cond_wait(&l->turn[ticket % LOCK_TURNS], &l->mutex);
     }
+}
+
+static void serve_next(KsmLock *l)
+{
+    l->serving++;
+    pthread_cond_broadcast(&l->turn[l->serving % LOCK_TURNS]);
+}
+
+void lock_take(KsmLock *l)
+{
+    pthread_mutex_lock(&l->mutex);
+    await(l, l->next++);
     pthread_mutex_unlock(&l->mutex);
 }
 
 void lock_release(KsmLock *l)
 {
     pthread_mutex_lock(&l->mutex);
-    l->serving++;
-    pthread_cond_broadcast(&l->turn[l->serving % LOCK_TURNS]);
+    serve_next(l);
+    pthread_mutex_unlock(&l->mutex);
+}
+
+void lock_pass(KsmLock *l)
+{
+    uint64_t ticket;
+
+    pthread_mutex_lock(&l->mutex);
+    ticket = l->next++;
+    serve_next(l);
+    await(l, ticket);
     pthread_mutex_unlock(&l->mutex);
 }

@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * A ticket lock: the thread in ksm_step() takes it chunk after chunk, and
- * others must get their turn in between.  Of pthread parts, which
+ * A ticket lock: the thread in ksm_step() takes it again and again, and others
+ * must get their turn in between.  Of pthread parts, which
  * ThreadSanitizer knows.
  */
 #ifndef KSM_LOCK_H
@@ -26,5 +26,11 @@ void lock_init(KsmLock *l);
 void lock_destroy(KsmLock *l);
 void lock_take(KsmLock *l);
 void lock_release(KsmLock *l);
+
+/*
+ * Called and left with it taken; who waits has it first.  In one: nobody who asks
+ * for it meanwhile has it before this thread again.
+ */
+void lock_pass(KsmLock *l);
 
 #endif

@@ -15,6 +15,7 @@
 
 #define BACKOFF_MAX     5u      /* log2 of looks ... */
 #define BACKOFF_SOME    2u      /* ... if only some pages are written again */
+#define LOOK_MAX_NS     UINT64_C(5000000)   /* of CPU; then no more is tried */
 
 /* The content of a page is known: what is it equal to? */
 static void page_match(KsmEngine *e, KsmRegion *r, size_t page,
@@ -124,6 +125,7 @@ typedef struct Done {
     bool restored;              /* some pages were */
     bool tried, rejoined;       /* ... or were to be merged as they are; and are */
     bool doubtful;              /* others were not, for busier times' costs */
+    bool cut;                   /* others had the lock, and changed it */
 } Done;
 
 /* False: nobody was held up for it. */
@@ -213,6 +215,7 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
 {
     size_t page = chunk * CHUNK_PAGES, end = page + CHUNK_PAGES, seen = page;
     uint32_t zero = content_tag(r, e->hasher.zero);
+    uint64_t until = prim.cpu_ns() + LOOK_MAX_NS;
     Done done = { false };
 
     while (page < end) {
@@ -229,8 +232,12 @@ static Done chunk_restore(KsmEngine *e, KsmRegion *r, size_t chunk,
         if (!n && page_state(r, page) == PAGE_BROKEN) {
             n = mappings_end(e, r, page, kinds, &done);
         }
-        if (n && !turn_give(&e->turn, r, chunk)) {
-            break;      /* nor is what is known of its pages still so */
+        if (n && prim.cpu_ns() >= until) {
+            break;
+        }
+        done.cut = n && !turn_give(&e->turn, r, chunk);
+        if (done.cut) {
+            break;
         }
         page += MAX(n, 1);
     }
@@ -269,15 +276,16 @@ static void chunk_wait(KsmEngine *e, KsmChunk *c, bool long_wait)
 }
 
 bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
-                 const uint8_t *kinds)
+                 const uint8_t *kinds, bool *restored)
 {
     KsmChunk *c = &r->chunk[chunk];
     uint64_t cpu;
     bool hot;
     Done done;
 
+    *restored = false;
     if (!c->broken || !e->scan.rhythm.check) {
-        return false;
+        return true;
     }
     cpu = prim.cpu_ns();
     pages_look(e, r, chunk, kinds);
@@ -285,7 +293,7 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
     e->total.scan_time += prim.cpu_ns() - cpu;
     if (!r->ops || !r->ops->busy || e->uffd_wp < 0 ||
         c->calm < 1u << c->restored) {
-        return false;
+        return true;
     }
     cpu = prim.cpu_ns();
     hot = chunk_is_hot(c);
@@ -295,5 +303,6 @@ bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
         e->scan.again = true;
     }
     e->total.merge_time += prim.cpu_ns() - cpu;
-    return done.restored;
+    *restored = done.restored;
+    return !done.cut;
 }

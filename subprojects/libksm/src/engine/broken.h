@@ -17,7 +17,8 @@
  * If pages that were restored or merged again are written, their chunk waits,
  * twice as long each time: up to four looks, or half a minute; and if half of what
  * is merged there is written again as soon as that, up to 32, or four minutes.
- * Others have the lock between two runs (turn.h).
+ * Others have the lock between two runs (turn.h).  A look at a chunk ends when it
+ * took 5 ms of CPU, and the next one goes on.
  */
 #ifndef KSM_BROKEN_H
 #define KSM_BROKEN_H
@@ -39,10 +40,10 @@ static inline void broken_count(const KsmEngine *e, KsmChunk *c)
 
 /*
  * Looks at the chunk's broken pages, if it is time.  @kinds: what their page
- * tables say.
- * True: some were restored, for the next pass to merge.
+ * tables say.  *@restored: some were, for the next pass to merge.  Called and left
+ * with the lock held, others have it in between.  False: they changed the chunk.
  */
 bool broken_look(KsmEngine *e, KsmRegion *r, size_t chunk,
-                 const uint8_t *kinds);
+                 const uint8_t *kinds, bool *restored);
 
 #endif

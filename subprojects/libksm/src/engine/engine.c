@@ -411,6 +411,9 @@ void ksm_engine_set_run(KsmEngine *engine, bool run)
 {
     lock_take(&engine->lock);
     engine->run = run;
+    if (!run) {
+        turn_end(&engine->turn);
+    }
     scan_kick(engine);
     lock_release(&engine->lock);
 }
@@ -450,6 +453,7 @@ void ksm_engine_set_vma_reserve(KsmEngine *engine, size_t mappings)
     lock_take(&engine->lock);
     engine->vmas.reserve = mappings;
     vmas_recount(&engine->vmas);    /* the limit goes with the count */
+    turn_end(&engine->turn);
     lock_release(&engine->lock);
 }
 
@@ -625,16 +629,16 @@ static void chunk_drop(KsmEngine *e, KsmRegion *r, size_t chunk)
 static void region_drop(KsmEngine *e, KsmRegion *r)
 {
     r->leaving = true;
-    turn_wait(&e->turn, r);
     e->n_leaving++;
     g_ptr_array_remove(e->regions, r);
     scan_forget(e, r);
     tail_forget(e, r);
     tail_tell(e);
+    /* when nothing finds it any more, be it to register it anew */
+    turn_wait(&e->turn, r);
     REGION_FOREACH_KNOWN(r, c, 0, r->n_chunks) {
         chunk_drop(e, r, c);
-        lock_release(&e->lock);
-        lock_take(&e->lock);
+        lock_pass(&e->lock);
     }
     directory_leave(&e->dir, r);
     ksm_freer_forget(e->freer, r->addr, r->len);
@@ -652,8 +656,7 @@ static int tracking_end(KsmEngine *e, KsmRegion *r)
     r->unmerging++;
     while (ret == 0 && page < region_end(r)) {
         ret = dirty_pause(&e->dirty, r, &page);
-        lock_release(&e->lock);
-        lock_take(&e->lock);
+        lock_pass(&e->lock);
     }
     r->unmerging--;
     return ret;
@@ -819,8 +822,7 @@ int64_t ksm_step(KsmEngine *engine, uint64_t max_ns)
         if (budget_used(&e->budget) >= e->budget.limit) {
             break;
         }
-        lock_release(&e->lock);
-        lock_take(&e->lock);
+        lock_pass(&e->lock);
     }
     /* what is left when the time is used up is for the next step */
     pause = engine_has_work(e) ? step_pause(e, more) : -1;
@@ -842,8 +844,7 @@ static int discard_pieces(KsmEngine *e, KsmRegion *r, size_t page, size_t n,
         turn_note(&e->turn, r, page, next - page);
         ret = discard_range(e, r, page, next - page, kind);
         if (next < end) {
-            lock_release(&e->lock);
-            lock_take(&e->lock);
+            lock_pass(&e->lock);
         }
     }
     return ret;

@@ -136,8 +136,12 @@ static unsigned plan_merge(KsmEngine *e, KsmRegion *r)
     unsigned merged = merge_plan(&e->merge);
 
     for (unsigned i = 0; i < e->merge.n_collided; i++) {
-        classify_collided(e, r, e->merge.collided[i].page,
-                          e->merge.collided[i].tag);
+        MergeCollided c = e->merge.collided[i];
+
+        /* others had the lock since */
+        if (page_state(r, c.page) == PAGE_EQUAL) {
+            classify_collided(e, r, c.page, c.tag);
+        }
     }
     if (loose && (merged || e->merge.broke)) {
         loose_merged(e, r, e->plan.chunk);
@@ -257,23 +261,39 @@ static void rest_shorten(KsmEngine *e)
     rhythm_gains(&s->rhythm, worth);
 }
 
+/* Others had the lock, and a plan was cut short: a new one is made, soon. */
+static void merge_again(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmChunk *c = &r->chunk[chunk];
+
+    if (c->parked < RETRIES_MAX) {
+        c->parked++;
+        c->wait = 0;
+        scan_queue(e, r, chunk);
+    } else {
+        c->wait = 1;
+        next_soon(e, c);
+    }
+}
+
 static unsigned ripe_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
     uint64_t cpu = prim.cpu_ns();
     unsigned merged = 0;
-    bool again;
 
     if (chunk_plan(e, r, chunk)) {
         merged = plan_merge(e, r);
-        again = e->merge.cut_short;
-        c->backoff = merged ? 0 : MIN(c->backoff + !again, backoff_max(r));
-        c->failed_in = merged || again ? c->failed_in : pass_mark(&e->scan);
-        c->tried = c->gain;
-        c->wait = again ? 1 : 1u << c->backoff;
-        e->scan.again |= again;
-        c->late = 0;
-        c->flags &= ~CHUNK_WOKEN;
+        if (e->merge.cut_short) {
+            merge_again(e, r, chunk);
+        } else {
+            c->backoff = merged ? 0 : MIN(c->backoff + 1, backoff_max(r));
+            c->failed_in = merged ? c->failed_in : pass_mark(&e->scan);
+            c->tried = c->gain;
+            c->wait = 1u << c->backoff;
+            c->late = 0;
+            c->flags &= ~CHUNK_WOKEN;
+        }
     }
     e->total.merge_time += prim.cpu_ns() - cpu;
     return merged;
@@ -315,11 +335,25 @@ static bool is_starved(KsmEngine *e)
     return starved_lately(e);
 }
 
+/* It was looked at just now. */
+static void visited_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
+{
+    KsmVisit *v = &e->scan.visit;
+
+    if (store_is_remote(e->content.store)) {
+        ripen_add(e, r, chunk);
+    } else {
+        visit_mark(v, e->merge.fresh, true);
+        chunk_merge(e, r, chunk);
+        visit_mark(v, e->merge.fresh, false);
+    }
+}
+
 static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
     KsmVisit *v = &e->scan.visit;
-    bool restored;
+    bool restored = false, again;
 
     if (is_starved(e)) {
         e->scan.again = e->scan.skipped = true;
@@ -329,23 +363,21 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (!visit_chunk(e, v, r, chunk)) {
         return;
     }
-    if (!turn_give(&e->turn, r, chunk)) {
-        c->flags |= CHUNK_VISIT;
-        e->scan.again = true;
-        return;
-    }
-    restored = broken_look(e, r, chunk, v->kinds);
-    if (v->empty && !c->held) {
-        chunk_forget(r, chunk);
-    } else if (restored) {
+    /* others have the lock, and may change the chunk */
+    again = !turn_give(&e->turn, r, chunk) ||
+            !broken_look(e, r, chunk, v->kinds, &restored);
+    if (restored) {
         /* the next pass merges that, and whatever was refused here before */
         scan_wake(e, c);
-    } else if (store_is_remote(e->content.store)) {
-        ripen_add(e, r, chunk);
-    } else {
-        visit_mark(v, e->merge.fresh, true);
-        chunk_merge(e, r, chunk);
-        visit_mark(v, e->merge.fresh, false);
+    }
+    if (again) {
+        c->flags |= CHUNK_VISIT;
+        e->scan.again = true;
+        scan_queue(e, r, chunk);
+    } else if (v->empty && !c->held) {
+        chunk_forget(r, chunk);
+    } else if (!restored) {
+        visited_merge(e, r, chunk);
     }
 }
 

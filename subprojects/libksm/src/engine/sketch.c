@@ -124,8 +124,7 @@ bool ksm_engine_get_sketch(KsmEngine *engine, KsmSketch *sketch)
         if (!r->leaving) {
             chunk_sketch(e, r, chunk, sketch);
         }
-        lock_release(&e->lock);
-        lock_take(&e->lock);
+        lock_pass(&e->lock);
     }
     if (has) {
         sketch->key = sketch_key(e->hasher.seed);

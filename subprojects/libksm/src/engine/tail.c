@@ -466,8 +466,7 @@ int tail_unmerge(KsmEngine *e, KsmRegion *r, size_t page, size_t n)
             int err = chunk_take(e, r, i);
 
             ret = ret < 0 ? ret : err;
-            lock_release(&e->lock);
-            lock_take(&e->lock);
+            lock_pass(&e->lock);
         }
     }
     r->unmerging--;

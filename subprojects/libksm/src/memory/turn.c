@@ -10,8 +10,7 @@ bool turn_give(KsmTurn *t, KsmRegion *r, size_t chunk)
     t->amid = r;
     t->chunk = chunk;
     t->changed = false;
-    lock_release(t->lock);
-    lock_take(t->lock);
+    lock_pass(t->lock);
     t->amid = NULL;
     return !t->changed && !r->leaving && !region_inhibited(r);
 }
@@ -24,11 +23,15 @@ void turn_note(KsmTurn *t, const KsmRegion *r, size_t page, size_t n)
                   first < page + n;
 }
 
+void turn_end(KsmTurn *t)
+{
+    t->changed = true;
+}
+
 void turn_wait(KsmTurn *t, const KsmRegion *r)
 {
-    /* it is in order: each time that thread has it before this one */
+    /* that thread waits for the lock already, and has it before this one */
     while (t->amid == r) {
-        lock_release(t->lock);
-        lock_take(t->lock);
+        lock_pass(t->lock);
     }
 }

@@ -12,8 +12,8 @@
  * 1. The region stays: who removes it waits until that thread has seen so, and
  *    has left it (turn_wait()).
  * 2. Pages that others discarded, freed or unmerged end the work on that chunk
- *    (turn_note()), and so does whatever inhibits merging: the op is asked after
- *    the lock was taken again, so what was reported before others took it holds.
+ *    (turn_note()), and so do other orders to merge no more (turn_end()), and
+ *    whatever inhibits it: the op is asked after the lock was taken again.
  * 3. Whoever goes on reads the states of pages anew.
  *
  * Leaves to others: where nothing is half done.
@@ -40,6 +40,9 @@ bool turn_give(KsmTurn *t, KsmRegion *r, size_t chunk);
 
 /* With the lock held: pages [page, page + n) are changed by their owner. */
 void turn_note(KsmTurn *t, const KsmRegion *r, size_t page, size_t n);
+
+/* With the lock held: whoever works on a chunk is to end that. */
+void turn_end(KsmTurn *t);
 
 /*
  * Called and left with the lock held, which is given up meanwhile: nobody works

@@ -717,10 +717,16 @@ static unsigned chunk_break(KsmMerge *m)
     return zeroes_given(m, kinds);
 }
 
-/*
- * What collided is told when the plan is done, and by then may not be there.
- * False: the rest of the plan is not carried out.
- */
+/* Others see how things stand, too. */
+static void runs_count(const KsmPlan *p)
+{
+    region_count_runs(p->region, p->chunk);
+    if (p->chunk + 1 < p->region->n_chunks) {
+        region_count_runs(p->region, p->chunk + 1);
+    }
+}
+
+/* Others have the lock.  False: the rest of the plan is not carried out. */
 static bool goes_on(KsmMerge *m)
 {
     KsmPlan *p = m->plan;
@@ -728,7 +734,6 @@ static bool goes_on(KsmMerge *m)
     m->cut_short = !turn_give(m->turn, p->region, p->chunk);
     if (m->cut_short) {
         rest_drop(p);
-        m->n_collided = 0;
     }
     return !m->cut_short;
 }
@@ -736,7 +741,6 @@ static bool goes_on(KsmMerge *m)
 unsigned merge_plan(KsmMerge *m)
 {
     KsmPlan *p = m->plan;
-    KsmRegion *r = p->region;
     unsigned merged = 0;
     sigset_t old;
     Span span[2], *s = &span[0], *before = NULL;
@@ -745,13 +749,17 @@ unsigned merge_plan(KsmMerge *m)
     m->unsound = SLOT_NONE;
     m->broke = m->cut_short = false;
     memset(m->kept, 0, sizeof(m->kept));
+    if (!goes_on(m)) {
+        return 0;
+    }
     if (p->breaks) {
         merged = chunk_break(m);
     }
     prim.signals_block(&old);
-    for (unsigned i = 0; i < p->n_spans && goes_on(m); i++) {
+    for (unsigned i = 0; i < p->n_spans && (!i || goes_on(m)); i++) {
         span_start(s, p, p->span[i]);
         merged += span_merge(m, s, before);
+        runs_count(p);
         before = s;
         s = &span[(i + 1) % 2];
     }
@@ -762,9 +770,5 @@ unsigned merge_plan(KsmMerge *m)
     }
     prim.signals_restore(&old);
     store_ahead(m->content->store);
-    region_count_runs(r, p->chunk);
-    if (p->chunk + 1 < r->n_chunks) {
-        region_count_runs(r, p->chunk + 1);
-    }
     return merged;
 }

@@ -344,7 +344,7 @@ static size_t skip_unmapped(const KsmRegion *r, size_t page)
 }
 
 /* Others may have the lock.  True: one of them is about to pin. */
-static bool lock_pass(const KsmRestore *s, KsmLock *lock, unsigned us)
+static bool lock_away(const KsmRestore *s, KsmLock *lock, unsigned us)
 {
     unsigned settles = s->settles;
 
@@ -376,7 +376,7 @@ static int unmerge_once(KsmRestore *s, KsmLock *lock, KsmRegion *r,
         }
         busy = ret == -EBUSY ? ret : busy;
         ret = ret == -EBUSY ? 0 : ret;
-        *pinned = stop < end && lock_pass(s, lock, 0);
+        *pinned = stop < end && lock_away(s, lock, 0);
     }
     return ret < 0 ? ret : *pinned ? -EBUSY : busy;
 }
@@ -392,7 +392,7 @@ int restore_unmerge(KsmRestore *s, KsmLock *lock, KsmRegion *r, size_t page,
     /* a device is mostly done with a page soon */
     for (unsigned tries = 0; ret == -EBUSY && !pinned && tries < BUSY_TRIES;
          tries++) {
-        pinned = lock_pass(s, lock, 1000);
+        pinned = lock_away(s, lock, 1000);
         if (!pinned) {
             ret = unmerge_once(s, lock, r, page, n, &pinned);
         }
