@@ -15,7 +15,8 @@
  *
  * Threads: an engine has one lock.  ksm_step() must be called by one thread
  * at a time; every other function may be called by any thread at any time,
- * and waits at most for one chunk (2 MiB) to be finished by ksm_step().
+ * and waits at most until ksm_step() has hashed one chunk (2 MiB), or merged as
+ * much of one as it takes out of the address space at once.
  * ksm_unmerge() and ksm_region_remove() give the lock up between chunks, and
  * while they wait for a device, so that others wait for a chunk at most.
  * The exception: with KSM_DIRTY_PAGEMAP a region whose merging begins, or was
@@ -234,8 +235,8 @@ typedef struct KsmRegionOps {
     /*
      * NULL where merging may go on; else a static text: why it may not.  Then
      * the engine does not merge, nor restore by itself.  Asked before each
-     * chunk, and again, after write-protection, before each run is restored or
-     * merged again.
+     * chunk, each time that others may have had the lock amid work on one, and,
+     * after write-protection, before each run is restored or merged again.
      */
     const char *(*inhibited)(void *opaque);
     /*
