@@ -17,7 +17,6 @@
 #include "house.h"
 
 #define CHUNK_OF    (CHUNK / PAGE)
-#define TRIES       16              /* of a plan, in a pass: RETRIES_MAX */
 #define LAST        (CHUNK_OF / 16) /* pages at a chunk's end */
 
 /* The other thread: what it does, and where the engine was. */
@@ -27,8 +26,7 @@ static struct {
     bool early;             /* before the chunk is hashed, not when staged */
     bool second;            /* not in a region's first chunk */
     bool removing;          /* it removes the region */
-    unsigned tries;         /* of plans that were cut short, in this pass */
-    bool planning;          /* it has the lock once more: before the first span */
+    bool vain;              /* a device is at the first span */
     bool began, ended;
     pthread_t thread;
     Mem *m;                 /* the chunk that is worked on */
@@ -36,8 +34,7 @@ static struct {
     size_t page;            /* its first one */
     unsigned first;         /* pages of its first span */
     unsigned isolated;      /* further ones, since */
-    int looked;             /* it had the lock (atomic), and this was done: */
-    uint64_t scanned;       /* pages */
+    uint64_t scanned;       /* pages, when it had the lock */
     uint64_t isolations, runs;
     unsigned planned;       /* spans of the last plan */
     int child[2];
@@ -82,6 +79,7 @@ static bool busy(void *opaque, void *addr, size_t len)
     if (other.act && !other.began && !other.early &&
         (page >= CHUNK_OF || !other.second)) {
         other_begin(m, page);
+        return other.vain;
     } else if (other.began && !pthread_equal(pthread_self(), other.thread) &&
                m == other.m &&
                page / CHUNK_OF == other.page / CHUNK_OF) {
@@ -102,23 +100,14 @@ static bool is_visited(const KsmScan *s)
 
 static const char *inhibited(void *opaque)
 {
+    const char *why = mem_ops.inhibited(opaque);
     const KsmScan *s = &other.p.e->scan;
 
     if (other.act && other.early && !other.began && is_visited(s) &&
         s->region == other.p.rb) {
         other_begin(opaque, (s->chunk - 1) * CHUNK_OF);
     }
-    return mem_ops.inhibited(opaque);
-}
-
-/* Called when what is ripe is planned, too. */
-static uint64_t cpu_planning(void)
-{
-    if (g_atomic_int_get(&other.looked) == 1 &&
-        !pthread_equal(pthread_self(), other.thread)) {
-        await(&other.p.e->lock);
-    }
-    return prim_real.cpu_ns();
+    return why;
 }
 
 /* As a plan ends that was cut short: who removes the region waits. */
@@ -149,10 +138,11 @@ static bool other_goes(void (*act)(void), bool early)
     other.act = act;
     other.early = early;
     was = prim;
-    prim.cpu_ns = other.planning ? cpu_planning : was.cpu_ns;
     prim.signals_restore = other.removing ? restore_removed
                                           : was.signals_restore;
     while (!other.began) {
+        /* a chunk is to be several spans, however slow the machine */
+        other.p.e->costs = costs_guess;
         g_assert(ksm_step(other.p.e, 1) >= 0);
     }
     g_assert(pthread_join(other.thread, NULL) == 0);
@@ -191,7 +181,6 @@ static void act_look(void)
     other.planned = e->plan.n_spans;
     other.runs = other.r->runs;
     region_check(other.r);
-    g_atomic_int_set(&other.looked, 1);
     lock_release(&e->lock);
 }
 
@@ -232,15 +221,39 @@ static void act_discard(void)
     discard(other.page + CHUNK_OF - LAST, LAST);
 }
 
-/* What others discard of a chunk ends its plan; the rest is merged later. */
+/* What others discard of a chunk ends its plan; the rest is merged soon. */
 static void test_discard(void)
 {
+    KsmChunk *c;
+
     if (!turn_start(act_discard, false)) {
         return;
     }
+    c = &other.r->chunk[other.page / CHUNK_OF];
     g_assert(other.isolated == 0 && mapped() == other.first);
-    g_assert(other.r->chunk[other.page / CHUNK_OF].backoff == 0);
+    g_assert(c->wait == 0 && (c->flags & CHUNK_QUEUED));
     mem_check(other.m);
+    region_check(other.r);
+    for (unsigned i = 0; i < 8 && mapped() == other.first; i++) {
+        g_assert(ksm_step(other.p.e, 1) >= 0);
+    }
+    g_assert(mapped() == CHUNK_OF - LAST);
+    turns_end();
+}
+
+/* One of which nothing was merged is tried in a later pass. */
+static void test_vain(void)
+{
+    KsmChunk *c;
+
+    memset(&other, 0, sizeof(other));
+    other.vain = true;
+    if (!other_goes(act_discard, false)) {
+        return;
+    }
+    c = &other.r->chunk[other.page / CHUNK_OF];
+    g_assert(other.isolated == 0 && mapped() == 0);
+    g_assert(c->backoff == 1 && c->wait == 2 && !(c->flags & CHUNK_QUEUED));
     region_check(other.r);
     turns_end();
 }
@@ -338,47 +351,6 @@ static void test_beside(void)
     elsewhere(act_beside);
 }
 
-static void act_planned(void)
-{
-    /* it was refused before */
-    other.r->chunk[other.page / CHUNK_OF].backoff = 2;
-    other.r->chunk[other.page / CHUNK_OF].late = 1;
-    other.r->chunk[other.page / CHUNK_OF].parked = other.tries;
-    act_look();
-    act_discard();
-    g_atomic_int_set(&other.looked, 2);
-}
-
-/* A plan that was cut short is made again at once, but not for ever. */
-static void test_planned(gconstpointer tries)
-{
-    const KsmChunk *c;
-
-    memset(&other, 0, sizeof(other));
-    other.planning = true;
-    other.tries = GPOINTER_TO_UINT(tries);
-    if (!other_goes(act_planned, true)) {
-        return;
-    }
-    c = &other.r->chunk[other.page / CHUNK_OF];
-    g_assert(other.p.e->plan.n_spans == 0 && other.p.e->merge.cut_short);
-    g_assert(other.isolated == 0 && mapped() == 0);
-    g_assert(c->backoff == 2 && c->late == 1 && !c->failed_in);
-    if (other.tries < TRIES) {
-        g_assert(c->wait == 0 && (c->flags & CHUNK_QUEUED));
-        g_assert(c->parked == other.tries + 1);
-        for (unsigned i = 0; i < 4 && !mapped(); i++) {
-            g_assert(ksm_step(other.p.e, 1) >= 0);
-        }
-        g_assert(mapped() == CHUNK_OF - LAST);
-    } else {
-        g_assert(c->wait == 1 && !(c->flags & CHUNK_QUEUED));
-        g_assert(other.p.e->scan.promise.waits > 0);
-    }
-    region_check(other.r);
-    turns_end();
-}
-
 static void act_free(void)
 {
     size_t page = other.page + CHUNK_OF - 1;
@@ -396,8 +368,10 @@ static void test_free(void)
     }
     page = other.page + CHUNK_OF - 1;
     g_assert(other.isolated == 0 && mapped() == other.first);
-    g_assert(page_state(other.r, page) == PAGE_FREED);
-    mem_fill(other.m, page, 77777);
+    /* at once, where memory is short */
+    g_assert(page_state(other.r, page) == PAGE_FREED ||
+             page_state(other.r, page) == PAGE_HOLE);
+    mem_fill(other.m, page, 77777);     /* it may hold either */
     turns_end();
 }
 
@@ -418,10 +392,6 @@ static void test_unmerge_some(gconstpointer early)
     c = &other.r->chunk[other.page / CHUNK_OF];
     g_assert(other.isolated == 0 && mapped() == (early ? 0 : other.first));
     g_assert(!early || ((c->flags & CHUNK_VISIT) && other.p.e->scan.again));
-    for (unsigned i = 0; i < 4 && mapped() < CHUNK_OF; i++) {
-        g_assert(ksm_step(other.p.e, 1) >= 0);
-    }
-    g_assert(mapped() == CHUNK_OF);
     turns_end();
 }
 
@@ -649,12 +619,7 @@ int main(int argc, char **argv)
     g_test_add_func("/turn/elsewhere/before", test_before);
     g_test_add_func("/turn/elsewhere/behind", test_behind);
     g_test_add_func("/turn/elsewhere/beside", test_beside);
-    g_test_add_data_func("/turn/planned/once", GUINT_TO_POINTER(0),
-                         test_planned);
-    g_test_add_data_func("/turn/planned/last", GUINT_TO_POINTER(TRIES - 1),
-                         test_planned);
-    g_test_add_data_func("/turn/planned/often", GUINT_TO_POINTER(TRIES),
-                         test_planned);
+    g_test_add_func("/turn/vain", test_vain);
     g_test_add_func("/turn/collided", test_collided);
     g_test_add_func("/turn/free", test_free);
     add("unmerge/some", test_unmerge_some);

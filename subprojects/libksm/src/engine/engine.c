@@ -668,6 +668,7 @@ int ksm_region_remove(KsmRegion *region, KsmRemove how)
     int ret = e->dead ? -ENOTSUP : 0;
 
     lock_take(&e->lock);
+    turn_note(&e->turn, region, 0, region->n_pages);
     if (ret == 0 && how == KSM_REMOVE_UNMERGE) {
         ret = restore_unmerge(&e->restore, &e->lock, region, 0,
                               region->n_pages);

@@ -261,21 +261,6 @@ static void rest_shorten(KsmEngine *e)
     rhythm_gains(&s->rhythm, worth);
 }
 
-/* Others had the lock, and a plan was cut short: a new one is made, soon. */
-static void merge_again(KsmEngine *e, KsmRegion *r, size_t chunk)
-{
-    KsmChunk *c = &r->chunk[chunk];
-
-    if (c->parked < RETRIES_MAX) {
-        c->parked++;
-        c->wait = 0;
-        scan_queue(e, r, chunk);
-    } else {
-        c->wait = 1;
-        next_soon(e, c);
-    }
-}
-
 static unsigned ripe_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
 {
     KsmChunk *c = &r->chunk[chunk];
@@ -284,8 +269,10 @@ static unsigned ripe_merge(KsmEngine *e, KsmRegion *r, size_t chunk)
 
     if (chunk_plan(e, r, chunk)) {
         merged = plan_merge(e, r);
-        if (e->merge.cut_short) {
-            merge_again(e, r, chunk);
+        if (merged && e->merge.cut_short) {
+            /* another plan is for the rest */
+            c->wait = 0;
+            scan_queue(e, r, chunk);
         } else {
             c->backoff = merged ? 0 : MIN(c->backoff + 1, backoff_max(r));
             c->failed_in = merged ? c->failed_in : pass_mark(&e->scan);
@@ -373,7 +360,6 @@ static void chunk_visit(KsmEngine *e, KsmRegion *r, size_t chunk)
     if (again) {
         c->flags |= CHUNK_VISIT;
         e->scan.again = true;
-        scan_queue(e, r, chunk);
     } else if (v->empty && !c->held) {
         chunk_forget(r, chunk);
     } else if (!restored) {

@@ -4,7 +4,7 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * Only the rooms of this floor know struct KsmEngine.  ksm_step() holds its one
- * lock for a part of a chunk at a time (turn.h).
+ * lock for a chunk at a time, or a part of one (turn.h).
  */
 #ifndef KSM_STATE_H
 #define KSM_STATE_H

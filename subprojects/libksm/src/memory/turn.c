@@ -31,7 +31,7 @@ void turn_end(KsmTurn *t)
 void turn_wait(KsmTurn *t, const KsmRegion *r)
 {
     /* that thread waits for the lock already, and has it before this one */
-    while (t->amid == r) {
+    if (t->amid == r) {
         lock_pass(t->lock);
     }
 }

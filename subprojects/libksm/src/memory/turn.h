@@ -12,8 +12,9 @@
  * 1. The region stays: who removes it waits until that thread has seen so, and
  *    has left it (turn_wait()).
  * 2. Pages that others discarded, freed or unmerged end the work on that chunk
- *    (turn_note()), and so do other orders to merge no more (turn_end()), and
- *    whatever inhibits it: the op is asked after the lock was taken again.
+ *    (turn_note()), and so do other orders to merge no more (turn_end(),
+ *    KsmRegion.unmerging), and the inhibited op: it is asked after the lock was
+ *    taken again.
  * 3. Whoever goes on reads the states of pages anew.
  *
  * Leaves to others: where nothing is half done.

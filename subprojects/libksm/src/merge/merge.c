@@ -187,7 +187,8 @@ static void fill_pass(KsmMerge *m, Span *s, unsigned i)
  * What was written since it was hashed fills no slot: by its tag others would
  * look for another content there, and who has its own would not find it.  Not
  * asked of what was hashed in this step: that is too rare to pay for a second
- * hash, and whoever is compared with such a slot ends it (content_doubt()).
+ * hash, also if others had the lock since, and whoever is compared with such a
+ * slot ends it (content_doubt()).
  */
 static void fill_check(KsmMerge *m, Span *s)
 {
@@ -726,7 +727,10 @@ static void runs_count(const KsmPlan *p)
     }
 }
 
-/* Others have the lock.  False: the rest of the plan is not carried out. */
+/*
+ * Others have the lock.  False: the rest of the plan is not carried out; what is
+ * done already makes that no work in vain.
+ */
 static bool goes_on(KsmMerge *m)
 {
     KsmPlan *p = m->plan;
@@ -749,9 +753,6 @@ unsigned merge_plan(KsmMerge *m)
     m->unsound = SLOT_NONE;
     m->broke = m->cut_short = false;
     memset(m->kept, 0, sizeof(m->kept));
-    if (!goes_on(m)) {
-        return 0;
-    }
     if (p->breaks) {
         merged = chunk_break(m);
     }

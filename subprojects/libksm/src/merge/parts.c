@@ -184,7 +184,7 @@ static uint64_t pages_worth(const KsmPlan *p, unsigned pages)
         worth *= COLD_WORTH;
         return p->breaks ? MAX(worth, MIN(worth * COLD_FEW, LATE_NS)) : worth;
     }
-    /* many spans: what others change meanwhile ends them */
+    /* many spans: the CPU of one step has a limit, too */
     return p->late ? MAX(worth, MIN(worth * COLD_WORTH, LATE_NS)) : worth;
 }
 
