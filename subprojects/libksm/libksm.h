@@ -15,9 +15,9 @@
  *
  * Threads: an engine has one lock.  ksm_step() must be called by one thread
  * at a time; every other function may be called by any thread at any time,
- * and waits at most until ksm_step() has hashed one chunk (2 MiB), has planned one
- * and merged as much of it as it takes out of the address space at once, or has
- * restored one run.
+ * and waits at most until ksm_step() has hashed one chunk (2 MiB), has planned
+ * one and merged as much of it as it takes out of the address space at once, or
+ * has restored one run.
  * ksm_unmerge() and ksm_region_remove() give the lock up between chunks, and
  * while they wait for a device, so that others wait for a chunk at most.
  * The exception: with KSM_DIRTY_PAGEMAP a region whose merging begins, or was
@@ -41,8 +41,9 @@
  *   merged then: unless it unmaps what it does not know, for so it is told.
  * - Signals are blocked in that thread, until the chunk is merged; and where it
  *   may have a realtime priority (CAP_SYS_NICE, or RLIMIT_RTPRIO without
- *   RLIMIT_RTTIME) it has the lowest meanwhile, so that nobody waits for others' turns.  Ops make no
- *   threads or processes then, which would inherit it, and do not spin.
+ *   RLIMIT_RTTIME) it has the lowest meanwhile, so that nobody waits for others'
+ *   turns.  Ops make no threads or processes then, which would inherit it, and do
+ *   not spin.
  *
  * Who else holds the page?  See "busy" in KsmRegionOps: memory that something
  * writes past the page tables without pinning it (direct I/O on NFS, 9p,
@@ -463,8 +464,8 @@ typedef struct KsmSketch {
 bool ksm_engine_get_sketch(KsmEngine *engine, KsmSketch *sketch);
 
 /*
- * Cheap: counters, no walk.  May wait as said above.  While a chunk is merged, what
- * is to be mapped there counts as sharing.
+ * Cheap: counters, no walk.  May wait as said above.  While a chunk is merged,
+ * what is to be mapped there counts as sharing.
  */
 void ksm_engine_get_stats(KsmEngine *engine, KsmStats *stats);
 void ksm_region_get_stats(KsmRegion *region, KsmStats *stats);

@@ -28,8 +28,8 @@ void lock_take(KsmLock *l);
 void lock_release(KsmLock *l);
 
 /*
- * Called and left with it taken; who waits has it first.  In one: nobody who asks
- * for it meanwhile has it before this thread again.
+ * Called and left with it taken: who waits has it before, who asks for it later
+ * comes after.
  */
 void lock_pass(KsmLock *l);
 
