@@ -41,9 +41,9 @@
  *   merged then: unless it unmaps what it does not know, for so it is told.
  * - Signals are blocked in that thread, until the chunk is merged; and where it
  *   may have a realtime priority (CAP_SYS_NICE, or RLIMIT_RTPRIO without
- *   RLIMIT_RTTIME) it has the lowest meanwhile, so that nobody waits for others'
- *   turns.  Ops make no threads or processes then, which would inherit it, and do
- *   not spin.
+ *   RLIMIT_RTTIME) it has the lowest meanwhile, so that nobody waits for
+ *   others' turns.  Ops make no threads or processes then, which would inherit
+ *   it, and do not spin.
  *
  * Who else holds the page?  See "busy" in KsmRegionOps: memory that something
  * writes past the page tables without pinning it (direct I/O on NFS, 9p,
