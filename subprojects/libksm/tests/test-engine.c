@@ -1176,19 +1176,6 @@ static gpointer fork_it(gpointer go)
     return NULL;
 }
 
-/* Until so many wait for the lock that is held. */
-static void wait_for_waiting(KsmLock *l, unsigned n)
-{
-    bool waiting = false;
-
-    while (!waiting) {
-        pthread_mutex_lock(&l->mutex);
-        waiting = l->next - l->serving == 1 + n;
-        pthread_mutex_unlock(&l->mutex);
-        g_usleep(100);
-    }
-}
-
 /* A region being removed counts as one that a child has. */
 static void test_fork_leaving(void)
 {
@@ -1216,9 +1203,9 @@ static void test_fork_leaving(void)
     /* the first chunk is dropped, then there is a child, then the others */
     lock_take(&e->lock);
     remover = g_thread_new("remover", remove_it, r[1]);
-    wait_for_waiting(&e->lock, 1);
+    util_awaited(&e->lock, 1);
     forker = g_thread_new("forker", fork_it, go);
-    wait_for_waiting(&e->lock, 2);
+    util_awaited(&e->lock, 2);
     lock_release(&e->lock);
     g_thread_join(remover);
     g_thread_join(forker);
@@ -1737,19 +1724,12 @@ static void *settle_thread(void *opaque)
 /* In the middle of it; until the thread waits for the lock that we have. */
 static void settle_try(void)
 {
-    bool waits = false;
-
     if (settling.started) {
         return;
     }
     settling.started = true;
     g_assert(pthread_create(&settling.thread, NULL, settle_thread, NULL) == 0);
-    while (!waits) {
-        pthread_mutex_lock(&settling.lock->mutex);
-        waits = settling.lock->next - settling.lock->serving == 2;
-        pthread_mutex_unlock(&settling.lock->mutex);
-        g_usleep(100);      /* on one CPU, we may have the higher priority */
-    }
+    util_awaited(settling.lock, 1);
     g_assert(!g_atomic_int_get(&settling.passed));
 }
 

@@ -214,16 +214,9 @@ static void *h_settle(void *opaque)
 /* Comes while the first chunk is replaced, and has the lock after it. */
 static int h_remap_settles(void *from, size_t len, void *to)
 {
-    bool waits = h.remaps++ > 0;
-
-    if (!waits) {
+    if (!h.remaps++) {
         g_assert(pthread_create(&h.settler, NULL, h_settle, NULL) == 0);
-    }
-    while (!waits) {
-        pthread_mutex_lock(&h.f->lock.mutex);
-        waits = h.f->lock.next - h.f->lock.serving == 2;
-        pthread_mutex_unlock(&h.f->lock.mutex);
-        g_usleep(100);      /* on one CPU, we may have the higher priority */
+        util_awaited(&h.f->lock, 1);
     }
     return prim_real.remap(from, len, to);
 }

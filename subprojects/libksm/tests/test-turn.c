@@ -27,7 +27,7 @@ static struct {
     bool second;            /* not in a region's first chunk */
     bool removing;          /* it removes the region */
     bool vain;              /* a device is at the first span */
-    bool began, ended;
+    bool began;
     pthread_t thread;
     Mem *m;                 /* the chunk that is worked on */
     KsmRegion *r;
@@ -47,19 +47,6 @@ static void *other_main(void *opaque)
     return NULL;
 }
 
-/* Until another thread waits for the lock that we have. */
-static void await(KsmLock *l)
-{
-    bool waits = false;
-
-    while (!waits) {
-        pthread_mutex_lock(&l->mutex);
-        waits = l->next - l->serving == 2;
-        pthread_mutex_unlock(&l->mutex);
-        g_usleep(100);      /* on one CPU, we may have the higher priority */
-    }
-}
-
 static void other_begin(Mem *m, size_t page)
 {
     other.began = true;
@@ -68,7 +55,7 @@ static void other_begin(Mem *m, size_t page)
     other.page = page / CHUNK_OF * CHUNK_OF;
     other.first = other.p.e->plan.span[0].n;
     g_assert(pthread_create(&other.thread, NULL, other_main, NULL) == 0);
-    await(&other.p.e->lock);
+    util_awaited(&other.p.e->lock, 1);
 }
 
 static bool busy(void *opaque, void *addr, size_t len)
@@ -381,7 +368,7 @@ static void act_unmerge_some(void)
                          LAST * PAGE) == 0);
 }
 
-/* Nor is what was hashed before; but soon. */
+/* What is unmerged ends work on its chunk, which is merged later. */
 static void test_unmerge_some(gconstpointer early)
 {
     const KsmChunk *c;
@@ -401,7 +388,7 @@ static void act_unmerge(void)
 }
 
 /* When that has returned nothing of before merges. */
-static void unmerge(bool early)
+static void test_unmerge(gconstpointer early)
 {
     if (!turn_start(act_unmerge, early)) {
         return;
@@ -410,11 +397,6 @@ static void unmerge(bool early)
     g_assert(mem_anonymous(other.m, 0, PAIR_PAGES) == PAIR_PAGES);
     region_check(other.r);
     turns_end();
-}
-
-static void test_unmerge(gconstpointer early)
-{
-    unmerge(early);
 }
 
 static void act_inhibit(void)
@@ -446,28 +428,19 @@ static void act_stop(void)
     ksm_engine_set_run(other.p.e, false);
 }
 
-/* Whoever was told that nothing is merged any more finds it so. */
-static void test_stop(void)
-{
-    if (!turn_start(act_stop, false)) {
-        return;
-    }
-    g_assert(other.isolated == 0 && mapped() == other.first);
-    ksm_engine_set_run(other.p.e, true);
-    turns_end();
-}
-
 static void act_reserve(void)
 {
     ksm_engine_set_vma_reserve(other.p.e, SIZE_MAX);
 }
 
-static void test_reserve(void)
+/* Whoever has ordered that nothing is merged any more finds it so. */
+static void test_ordered(gconstpointer reserve)
 {
-    if (!turn_start(act_reserve, false)) {
+    if (!turn_start(reserve ? act_reserve : act_stop, false)) {
         return;
     }
     g_assert(other.isolated == 0 && mapped() == other.first);
+    ksm_engine_set_run(other.p.e, true);
     ksm_engine_set_vma_reserve(other.p.e, 0);
     ksm_rescan(other.p.e);
     turns_end();
@@ -536,7 +509,7 @@ static void *amid_main(void *opaque)
 {
     lock_take(&amid.lock);
     g_atomic_int_set(&amid.began, 1);
-    await(&amid.lock);
+    util_awaited(&amid.lock, 1);
     g_assert(!turn_give(&amid.turn, &amid.region, 0));
     amid.left = true;
     lock_release(&amid.lock);
@@ -627,8 +600,8 @@ int main(int argc, char **argv)
     add("inhibited", test_inhibited);
     add("remove", test_remove);
     add("forget", test_forget);
-    g_test_add_func("/turn/stop", test_stop);
-    g_test_add_func("/turn/reserve", test_reserve);
+    g_test_add_data_func("/turn/stop", GINT_TO_POINTER(false), test_ordered);
+    g_test_add_data_func("/turn/reserve", GINT_TO_POINTER(true), test_ordered);
     g_test_add_func("/turn/wait", test_wait);
     g_test_add_func("/turn/fork", test_fork);
     return g_test_run();

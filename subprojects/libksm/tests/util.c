@@ -263,6 +263,18 @@ bool util_leaks(void (*round)(void *opaque), void *opaque, unsigned rounds)
     return true;
 }
 
+void util_awaited(KsmLock *l, unsigned n)
+{
+    bool waiting = false;
+
+    while (!waiting) {
+        pthread_mutex_lock(&l->mutex);
+        waiting = l->next - l->serving == 1 + n;
+        pthread_mutex_unlock(&l->mutex);
+        g_usleep(100);      /* on one CPU, we may have the higher priority */
+    }
+}
+
 void util_helped(KsmCrew *c)
 {
     if (!c->n) {

@@ -7,6 +7,7 @@
 #define KSM_TEST_UTIL_H
 
 #include "base/crew.h"
+#include "base/lock.h"
 #include "libksm.h"
 
 #define PAGE    ((size_t)KSM_PAGE_SIZE)
@@ -64,6 +65,8 @@ size_t util_mappings(void);
  * allocations made once may fall into one of them, a leak into all.
  */
 bool util_leaks(void (*round)(void *opaque), void *opaque, unsigned rounds);
+/* Returns when so many others wait for the lock, which this thread has. */
+void util_awaited(KsmLock *l, unsigned n);
 /* Returns when helpers have done all that was given. */
 void util_helped(KsmCrew *c);
 /*

@@ -727,10 +727,7 @@ static void runs_count(const KsmPlan *p)
     }
 }
 
-/*
- * Others have the lock.  False: the rest of the plan is not carried out; what is
- * done already makes that no work in vain.
- */
+/* Others have the lock.  False: the rest of the plan is dropped, by their doing. */
 static bool goes_on(KsmMerge *m)
 {
     KsmPlan *p = m->plan;

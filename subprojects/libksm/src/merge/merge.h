@@ -5,7 +5,7 @@
  *
  * For each span: allocate slots, see that those to map can be read, isolate it
  * (stage.h), verify byte for byte, map the pool over equal runs, put back the
- * rest, release it, and account for its pages.  Between them others have the lock.
+ * rest, release it, and account for its pages.  Others have the lock in between.
  *
  * The danger: a page is replaced by what it is not.  Why it is safe:
  * 1. A page is compared after isolation, when nobody can write to it, with the
@@ -47,7 +47,7 @@ typedef struct KsmMerge {
     unsigned n_collided;
     uint32_t unsound;           /* a slot that was found so */
     bool broke;                 /* a huge page, to move parts of it */
-    bool cut_short;             /* when others had the lock */
+    bool cut_short;             /* others had the lock; the rest was dropped */
     bool kept[CHUNK_PAGES];     /* not replaced; not in a whole huge page */
     /* since the engine was made; as in KsmStats */
     KsmStalls stalls;
