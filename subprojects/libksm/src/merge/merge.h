@@ -5,7 +5,8 @@
  *
  * For each span: allocate slots, see that those to map can be read, isolate it
  * (stage.h), verify byte for byte, map the pool over equal runs, put back the
- * rest, release it, and account for its pages.  Others have the lock in between.
+ * rest, release it, and account for its pages.  In between others have the
+ * lock.
  *
  * The danger: a page is replaced by what it is not.  Why it is safe:
  * 1. A page is compared after isolation, when nobody can write to it, with the
